@@ -101,12 +101,12 @@ def test_an_attention_fit_gives_back_the_costs_that_its_times_were_made_of() -> 
 
     fit = AttentionFit("bf16")
     for dim in fits.DIMS:
-        for to, context in zip((fit.near, fit.far), fits.CONTEXTS, strict=True):
+        for to, context, start in zip((fit.near, fit.far), fits.CONTEXTS, fits.STARTS, strict=True):
             for group in fits.DECODE_GROUPS:
                 keys = fits.SEQUENCES * context
                 to[group, dim] = timed(seconds(group, dim, fits.SEQUENCES, keys))
             for tokens, group in fits.PROMPTS:
-                keys = context + (tokens + 1) / 2
+                keys = start + (tokens + 1) / 2
                 to[tokens * group, dim] = timed(seconds(tokens * group, dim, 1, keys, tokens))
     found = fit.fit(CALL_S)
     assert found.head_s == pytest.approx(made.head_s, rel=1e-3)
@@ -155,7 +155,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(subject, "cache_bytes", lambda: 1 << 20)
     monkeypatch.setattr(subject, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(subject, "LEAST_ROUNDS", 1)
-    monkeypatch.setattr(subject, "QUICK_ENGINE_ROUNDS", 1)
+    monkeypatch.setattr(subject, "QUICK_ENGINE_SECONDS", 0.0)
     monkeypatch.setattr(subject, "SAMPLING_S", 0.0)
     monkeypatch.setattr(subject, "can_serve", lambda: False)
     monkeypatch.setattr(fits, "SMALL", 1 << 18)

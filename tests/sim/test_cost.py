@@ -96,8 +96,13 @@ def test_many_rows_are_bound_by_operations() -> None:
 def test_reach_call_and_step_costs_count() -> None:
     shape = decode_shape(2, 10)
     base = CostModel(on_gpu("shape:tiny"), plain()).step_s(shape)
-    step = plain(step=StepCost(0.5, 0.125, 9.0))
+    step = plain(step=StepCost(0.5, 0.125, 9.0, prompt_s=64.0))
     assert CostModel(on_gpu("shape:tiny"), step).step_s(shape) == pytest.approx(base + 0.75)
+    begun = (SliceShape(3, 0, 0), SliceShape(2, 7, 0))
+    more = CostModel(on_gpu("shape:tiny"), step).step_s(begun) - CostModel(
+        on_gpu("shape:tiny"), plain()
+    ).step_s(begun)
+    assert more == pytest.approx(0.75 + 3 * 9.0 + 64.0)
     drawn = plain(samples={"greedy": SampleCost(1.0, 0.25, 0.001)})
     assert CostModel(on_gpu("shape:tiny"), drawn).step_s(shape) == pytest.approx(base + 1.5 + 2 * 0.256)
     half = CostModel(on_gpu("shape:tiny"), plain(reach=Reach(0.5, 0.5, 0.5)))
@@ -147,6 +152,7 @@ def test_a_model_larger_than_the_caches_slows_the_engine_down() -> None:
     assert cost(10, 4, 0.0) == 1.0 + 4 * 0.5 + 6 * 0.25
     assert cost(4, 4, 5e5) == 1.0 + 4 * 0.5 + 0.5 * (2.0 + 4 * 0.125)
     assert cost(4, 4, 1e9) == 3.0 + 4 * 0.625
+    assert replace(cost, prompt_s=8.0)(4, 4, 1e9, 2) == 19.0 + 4 * 0.625
 
 
 def test_ragged_columns_cost_more_from_memory_alone() -> None:

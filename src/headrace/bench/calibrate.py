@@ -34,10 +34,11 @@ from headrace.sim.profile_store import profile_key
 from headrace.sim.work import SliceShape, model_work
 
 MODEL = "tale"
-SECONDS, QUICK_SECONDS = 60.0, 15.0
-"""Of the rounds; preparing and the engine's steps come to about as much."""
+SECONDS, QUICK_SECONDS = 45.0, 12.0
+"""Of the rounds of single ops."""
+ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 12.0, 3.0
+"""Of the rounds of whole steps."""
 LEAST_ROUNDS = 4
-ENGINE_ROUNDS, QUICK_ENGINE_ROUNDS = 12, 4
 SAMPLING_S = 0.01
 """Of each setting of the sampler."""
 BATCHES = (4, 16)
@@ -242,12 +243,14 @@ def _with_engine(
         raise ConfigError(f"the kernels {kernels} do not run {MODEL}, whose steps are to be measured")
     rounds = EngineRounds(parts, tape, 2 * cache_bytes())
     held: dict[int, list[Any]] = {batch: [] for batch in BATCHES}
-    for number in range(QUICK_ENGINE_ROUNDS if quick else ENGINE_ROUNDS):
+    end, number = time.monotonic() + (QUICK_ENGINE_SECONDS if quick else ENGINE_SECONDS), 0
+    while number < LEAST_ROUNDS or time.monotonic() < end:
         progress(f"round {number + 1} of steps")
         rounds.sample()
         for batch in BATCHES:
             run = closed_batch(parts, batch, 16, 8, 50_000 + number * 100 + batch, tape)
             held[batch] += [step for step in run if step.decodes and len(step.shape) == batch]
+        number += 1
     profile = replace(profile, step=rounds.fit(profile.samples["greedy"]))
     model = CostModel(model_work(parts.spec, parts.resolved), profile)
     checks = []

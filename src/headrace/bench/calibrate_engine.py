@@ -18,7 +18,8 @@ from headrace.runner.sampling.native import NativeSampler
 from headrace.sim.profile import SampleCost, StepCost
 
 BATCHES = (1, 8, 32)
-PROMPT, OUTPUT, COLD_OUTPUT, LONG_PROMPT = 16, 12, 6, 512
+PROMPT, OUTPUT, COLD_OUTPUT = 16, 12, 6
+PROMPTS = (64, 512)
 VOCABULARIES = (2048, 32000)
 DRAWS = {"greedy": "greedy", "sampled": "T=0.7"}
 """Keys of `Profile.samples`, and settings of `bench.sampling`."""
@@ -26,19 +27,20 @@ DRAWS = {"greedy": "greedy", "sampled": "T=0.7"}
 
 @dataclass(slots=True)
 class EngineRounds:
-    """Steps of a small real model, by batch; those of prompts under 0. cold: those before which `cold_bytes` were read,
-    as a large model does in every step."""
+    """Steps of a small real model, by batch, and of its prompts, by tokens. cold: those before which `cold_bytes` were
+    read, as a large model does in every step."""
 
     parts: EngineParts
     tape: Profiled
     cold_bytes: int
-    steps: dict[int, list[StepTime]] = field(default_factory=lambda: {count: [] for count in (*BATCHES, 0)})
+    steps: dict[int, list[StepTime]] = field(default_factory=lambda: {count: [] for count in BATCHES})
+    prompts: dict[int, list[StepTime]] = field(default_factory=lambda: {count: [] for count in PROMPTS})
     cold: dict[int, list[StepTime]] = field(default_factory=lambda: {count: [] for count in BATCHES})
     _seed: int = 10_000
     _buffer: NDArray[np.int64] | None = None
 
     def sample(self) -> None:
-        """One closed batch of each size, and one long prompt."""
+        """One closed batch of each size, warm and cold, and one prompt of each length."""
         for batch in BATCHES:
             self._seed += 1
             run = list(closed_batch(self.parts, batch, PROMPT, OUTPUT, self._seed, self.tape))
@@ -50,12 +52,10 @@ class EngineRounds:
                 )
             )
             self.cold[batch] += [step for step in run if step.decodes and len(step.shape) == batch]
-        self._seed += 1
-        self.steps[0] += [
-            step
-            for step in closed_batch(self.parts, 1, LONG_PROMPT, 1, self._seed, self.tape)
-            if not step.decodes
-        ]
+        for tokens in PROMPTS:
+            self._seed += 1
+            run = list(closed_batch(self.parts, 1, tokens, 1, self._seed, self.tape))
+            self.prompts[tokens] += [step for step in run if not step.decodes]
 
     def _read_much(self) -> None:
         if self._buffer is None:
@@ -67,8 +67,13 @@ class EngineRounds:
         fixed, each = _line(
             {batch: _outside_s(self.steps[batch]) - self._drawn(draw, batch) for batch in BATCHES}
         )
-        tokens = max(step.shape[0].tokens for step in self.steps[0])
-        more = max(0.0, _outside_s(self.steps[0]) - fixed - each - self._drawn(draw, 1)) / (tokens - 1)
+        short, long = PROMPTS
+        begin = {
+            tokens: _outside_s(steps) - fixed - each - self._drawn(draw, 1)
+            for tokens, steps in self.prompts.items()
+        }
+        more = max(0.0, begin[long] - begin[short]) / (long - short)
+        first = max(0.0, begin[short] - more * (short - 1))
         cold_fixed, cold_each = _line(
             {batch: _outside_s(self.cold[batch]) - self._drawn(draw, batch) for batch in BATCHES}
         )
@@ -79,6 +84,7 @@ class EngineRounds:
             max(0.0, cold_fixed - fixed),
             max(0.0, cold_each - each),
             float(self.cold_bytes),
+            first,
         )
 
     def _drawn(self, draw: SampleCost, rows: int) -> float:

@@ -28,11 +28,12 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MANY_ROWS = (64, 128, 256, 512)
 COLD_ROWS = (1, 2, 4, 8, 16, 32)
 """From memory. With more rows arithmetic takes longer than reading, wherever the matrix is."""
-OUTPUT_ROWS = (1, 4, 16, 256)
+OUTPUT_ROWS = (1, 4, 16, 256, 512)
 SMALL = 2 * MIB
 DIMS = (32, 128)
 KV_HEADS = 2
-CONTEXTS = (64, 320)
+CONTEXTS, STARTS = (64, 320), (0, 320)
+"""Of sequences that decode, and tokens before those of a prompt."""
 SEQUENCES = 4
 DECODE_GROUPS = (1, 2, 3, 4, 6, 8)
 TILE = 48
@@ -150,8 +151,8 @@ class AttentionFit:
                     step = decode_step(SEQUENCES, context)
                     to[group, dim] = cases.attention(mixer(KV_HEADS, group, dim), kv_type, step, 0)
             for tokens, group in PROMPTS:
-                for to, context in zip((found.near, found.far), CONTEXTS, strict=True):
-                    step = prompt_step(tokens, context)
+                for to, start in zip((found.near, found.far), STARTS, strict=True):
+                    step = prompt_step(tokens, start)
                     to[tokens * group, dim] = cases.attention(mixer(KV_HEADS, group, dim), kv_type, step, 0)
         for group in (1, 4, 8):
             step = decode_step(SEQUENCES, CONTEXTS[-1])
@@ -165,8 +166,9 @@ class AttentionFit:
         rows = sorted({count for count, _ in self.near})
         elements, scores = [], []
         for count in rows:
-            sequences = SEQUENCES if count in DECODE_GROUPS else 1
-            keys = sequences * KV_HEADS * (CONTEXTS[1] - CONTEXTS[0])
+            decoding = count in DECODE_GROUPS
+            near, far = CONTEXTS if decoding else STARTS
+            keys = (SEQUENCES if decoding else 1) * KV_HEADS * (far - near)
             low, high = (
                 (self.far[count, dim].seconds - self.near[count, dim].seconds) / keys for dim in DIMS
             )
@@ -183,7 +185,7 @@ class AttentionFit:
             sequences, context = (SEQUENCES, float(CONTEXTS[0])) if count in DECODE_GROUPS else (1, 0.0)
             if not context:
                 tokens = next(tokens for tokens, group in PROMPTS if tokens * group == count)
-                context = CONTEXTS[0] + (tokens + 1) / 2 + empty.padding(count, tokens)
+                context = STARTS[0] + (tokens + 1) / 2 + empty.padding(count, tokens)
             heads = sequences * KV_HEADS
             rest = case.seconds - call_s - heads * context * (2 * dim * visit(count) + score(count))
             weight = 1.0 / case.seconds

@@ -226,7 +226,8 @@ class CostModel:
         add(
             DRAWN, self._draw_s(rows["logits"]), rows["logits"] * 4.0 * self._program.vocab_size, 0.0, "fixed"
         )
-        add(ENGINE, self._engine_s(rows["tokens"], len(shape)), 0.0, 0.0, "fixed")
+        begun = sum(part.tokens > 1 and not part.start for part in shape)
+        add(ENGINE, self._engine_s(rows["tokens"], len(shape), begun), 0.0, 0.0, "fixed")
         return tuple(found.values())
 
     # ---- parts of a step ----
@@ -243,7 +244,8 @@ class CostModel:
                 total += self._prompt_attention_s(one, part)
         for layout in self._recurrent:
             total += self._state_s(layout, tokens, sequences)[0]
-        return total + self._engine_s(tokens, sequences)
+        begun = sum(not part.start for part in prompts)
+        return total + self._engine_s(tokens, sequences, begun)
 
     def _tokens(self, tokens: int) -> float:
         """Everything that depends on the number of tokens alone."""
@@ -374,8 +376,8 @@ class CostModel:
         cost = self._sample
         return cost.call_s + logits * (cost.row_s + cost.element_s * self._program.vocab_size)
 
-    def _engine_s(self, tokens: int, sequences: int) -> float:
-        return self.profile.step(tokens, sequences, self._weight_bytes)
+    def _engine_s(self, tokens: int, sequences: int, prompts: int) -> float:
+        return self.profile.step(tokens, sequences, self._weight_bytes, prompts)
 
     # ---- ops as classes ----
 
