@@ -7,6 +7,7 @@ were accepted, and that others were rejected.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from headrace.bench.workload import HEROES, THINGS
 from headrace.build import EngineParts
 from headrace.core.params import SamplingParams
 from headrace.core.types import BlockCopy, NewRequest
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.runner.branches import Branches
+from headrace.text.tokenizer import Tokenizer
 from tests import needs, tiny_mtp
 from tests.speculative.heads_folders import WIDE, any_eagle, near_medusa
 from tests.test_exactness import PLAIN, Run, alike, each_alone, requests_for, run
@@ -95,21 +98,23 @@ NARROW = (
 """What drafts for these knows little of them: only few tokens are allowed, so that it guesses right at times."""
 
 
+WAYS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.3, "top_k": 20},
+    {"temperature": 0.0, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 1.0, "repetition_penalty": 1.1, "top_k": 50},
+    {"temperature": 0.7},
+)
+
+
 def asked(kind: str, n: int = 1) -> list[NewRequest]:
     """Greedy and sampled in many ways, with logprobs; some prompts repeat themselves."""
     heads = kind.startswith(("medusa", "trees", "eagle", "mtp"))
     few = [*range(20, 20 * (9 if heads else 5), 20)] if kind in NARROW or "trees" in kind else None
-    ways: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 0.3, "top_k": 20},
-        {"temperature": 0.0, "presence_penalty": 0.4, "frequency_penalty": 0.2},
-        {"temperature": 0.7, "top_p": 0.9},
-        {"temperature": 1.0, "min_p": 0.05},
-        {"temperature": 1.0, "repetition_penalty": 1.1, "top_k": 50},
-        {"temperature": 0.7},
-    ]
     made = []
-    for at, (request, way) in enumerate(zip(requests_for(), ways, strict=True)):
+    for at, (request, way) in enumerate(zip(requests_for(), WAYS, strict=True)):
         params = SamplingParams(
             **way, seed=at, n=n if at % 2 else 1, max_tokens=40, ignore_eos=True, logprobs=2,
             allowed_token_ids=few,
@@ -223,14 +228,60 @@ def test_nothing_differs(
     assert_same(kind, seen, alone(kind, 2 if case == "everything" else 1))
 
 
-def test_an_abort_beside_drafts(folders: Mapping[str, str], alone: Callable[[str, int], Run]) -> None:
+METHODS = (
+    "ngram", "history,ngram", "tale-draft", "ngram,tale-draft", "tale-medusa", "ngram,tale-medusa", "tale-eagle",
+    "ngram,tale-eagle", "mtp",
+)  # fmt: skip
+
+
+def stories(method: str, count: int) -> list[NewRequest]:
+    """Prompts of which every fourth repeats itself, sampled in every way, in turn."""
+    rng, made = random.Random(count), []
+    encode = Tokenizer.from_folder(BUNDLED_FOLDER / "tale").encode
+    for at in range(count):
+        hero, thing = rng.choice(HEROES), rng.choice(THINGS)
+        text = f"Number {at}. Once there was a {hero} who wanted a {thing}. " * (1 + (at % 4 == 0))
+        params = SamplingParams(
+            **WAYS[at % len(WAYS)], seed=at, max_tokens=44, logprobs=1, ignore_eos=True,
+            allowed_token_ids=[*range(20, 180, 20)] if method == "mtp" else None,
+        )  # fmt: skip
+        made.append(NewRequest(f"request-{at}", tuple(encode(text)), params))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [("tale-medusa", 7), *(pytest.param(name, 200, marks=pytest.mark.long) for name in METHODS)],
+)
+def test_many_prompts_with_preemptions(method: str, count: int, folders: Mapping[str, str]) -> None:
+    model = {"model": folders["deepseek-mtp"] if method == "mtp" else "tale", "block_size": 16}
+    limits = {"num_kv_blocks": 10, "max_model_len": 160, "max_num_batched_tokens": 60, "max_num_seqs": 6}
+    requests = stories(method, count)
+    for first in range(0, count, 100):
+        some = requests[first : first + 100]
+        expected = each_alone(model, some)
+        seen = run({**model, **limits, "speculative": method, "adaptive_speculation": False}, some)
+        assert min(seen.accepted, seen.drafted - seen.accepted) >= len(some) // 4 and seen.preemptions, seen
+        assert len(seen.tokens) == len(some)
+        assert_same(method, seen, expected)
+
+
+@pytest.mark.parametrize("kind", ["both", "trees"])
+def test_an_abort_beside_drafts(
+    kind: str, folders: Mapping[str, str], alone: Callable[[str, int], Run]
+) -> None:
+    aborted = []
+
     def hook(parts: EngineParts, step: int) -> None:
-        if step == 9:
+        request = next(iter(parts.engine._by_key.get("request-2", ())), None)
+        if step >= 9 and request is not None and len(request.draft) > 1:  # they are never verified
+            aborted.append(request.draft_parents)
             parts.engine.abort("request-2", 9.0)
 
-    options = {**located("both", folders), "block_size": 16, "adaptive_speculation": False}
-    seen = run(options, asked("both"), hook)
-    expected = alone("both", 1)
+    options = {**located(kind, folders), "block_size": 16, "adaptive_speculation": False}
+    seen = run(options, asked(kind), hook)
+    assert len(aborted) == 1 and bool(aborted[0]) == (kind == "trees")
+    expected = alone(kind, 1)
     left = [key for key in expected.tokens if key[0] != "request-2"]
     assert [seen.tokens[key] for key in left] == [expected.tokens[key] for key in left]
     assert len(seen.tokens["request-2", 0]) < 40 and seen.accepted >= 5

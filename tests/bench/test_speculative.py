@@ -21,7 +21,6 @@ def test_answers_that_repeat_their_prompt_are_drafted_by_ngrams() -> None:
         TALE,
         methods=["ngram"],
         cases=[Case("copy", 0.7, 2, 48)],
-        acceptance=None,
         repeats=1,
         progress=said.append,
     )
@@ -34,17 +33,19 @@ def test_answers_that_repeat_their_prompt_are_drafted_by_ngrams() -> None:
 
 def test_acceptance_can_be_set_where_weights_are_random() -> None:
     config = EngineConfig("shape:tiny", num_threads=1, kv_cache_memory="8MiB", adaptive_speculation=False)
-    _, drafted = speculative_rows(
+    _, few, _, many = speculative_rows(
         config,
         methods=["shape:tiny"],
-        cases=[Case("random", 0.0, 1, 120)],
-        acceptance=0.8,
+        cases=[Case("random", 0.0, 2, 300)],
+        rates=[0.5, 0.8],
         repeats=2,
         progress=lambda text: None,
     )
-    values = drafted.values
+    assert [row.labels["rate"] for row in (few, many)] == [0.5, 0.8]
     # Of drafts of six tokens, (0.8 + 0.8 ** 2 + …) / 6 = 0.49 are expected to be right.
-    assert 0.35 < values["acceptance"] < 0.65 and values["tokens_per_slice"] > 2.5
+    assert 0.35 < many.values["acceptance"] < 0.65
+    for row in (few, many):
+        assert row.values["tokens_per_slice"] == pytest.approx(row.values["expected_per_slice"], rel=0.1)
 
 
 def test_a_workload_of_words_needs_a_tokenizer() -> None:
@@ -55,7 +56,6 @@ def test_a_workload_of_words_needs_a_tokenizer() -> None:
                 config,
                 methods=["ngram"],
                 cases=[Case("stories", 0.0, 1, 8)],
-                acceptance=None,
                 repeats=1,
                 progress=lambda text: None,
             )

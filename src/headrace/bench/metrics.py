@@ -127,6 +127,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "acceptance": Metric("accepted", "fraction", "drafted tokens that were right", _percent),
         "draft_length": Metric("draft", "tokens", "drafted tokens of a sequence in a step, mean", _rate),
         "tokens_per_slice": Metric("tok/step", "tokens", "tokens that a step gives a sequence, mean", _ratio),
+        "expected_per_slice": Metric(
+            "expected",
+            "tokens",
+            "tokens a step that the set acceptance rate and the length of drafts give",
+            _ratio,
+        ),
         "startup_s": Metric("to first token", "s", "launch of the process to its first token", show_seconds),
         "launch_s": Metric("launch", "s", "launch to the first line of Headrace's code", show_seconds),
         "import_s": Metric("imports", "s", "importing the package", show_seconds),

@@ -113,7 +113,7 @@ class Scripted:
         tokens = list(text[len(one.tokens) : len(one.tokens) + len(proposal.tokens)])
         for depth, token in enumerate(tokens):
             if self._rng.random() >= self._rate:
-                tokens[depth] = (token + 1) % 1000
+                tokens[depth] = token - 1 if token else 1  # a wrong one, in any vocabulary
                 break
         return Proposal(tuple(tokens), proposal.kind)
 
@@ -132,25 +132,25 @@ def speculative_rows(
     *,
     methods: Sequence[str],
     cases: Sequence[Case],
-    acceptance: float | None,
+    rates: Sequence[float] = (),
     repeats: int,
     progress: Progress,
 ) -> Iterator[Row]:
-    """A row for each case and method; the first of a case is that without drafts. `acceptance` sets the probability
-    that a drafted token is right.
+    """A row for each case and method; the first of a case is that without drafts. With `rates` there are so many for
+    each of these probabilities that a drafted token is right.
 
     Raises ConfigError where a batch cannot run at once, and what `assemble` raises.
     """
     engines = {name: _engine(config, name) for name in (PLAIN, *methods)}
-    for case in cases:
+    for case, rate in ((case, rate) for case in cases for rate in rates or (None,)):
         found: dict[str, list[Measured]] = {name: [] for name in engines}
         shares: dict[str, list[tuple[int, int, int]]] = {name: [] for name in engines}
         for repeat in range(repeats + 1):
             for name, parts in engines.items():
                 progress(f"{case.workload}, T={case.temperature:g}, batch {case.batch}: {name}")
                 arrivals = requests(case, parts.tokenizer, parts.spec.vocab_size, seed=repeat)
-                if acceptance is not None and name != PLAIN:
-                    _script(parts, acceptance, engines[PLAIN], arrivals)
+                if rate is not None and name != PLAIN:
+                    _script(parts, rate, engines[PLAIN], arrivals)
                 before = parts.engine.stats().scheduler
                 measured = run_workload(parts.engine, parts.executor, _fresh(arrivals, repeat))
                 after = parts.engine.stats().scheduler
@@ -164,7 +164,7 @@ def speculative_rows(
                         )
                     )
         for name in engines:
-            yield _row(case, name, found[name], found[PLAIN], shares[name], engines[name])
+            yield _row(case, rate, name, found[name], found[PLAIN], shares[name], engines[name])
 
 
 def _engine(config: EngineConfig, name: str) -> EngineParts:
@@ -205,6 +205,7 @@ def _script(parts: EngineParts, rate: float, plain: EngineParts, arrivals: Seque
 
 def _row(
     case: Case,
+    rate: float | None,
     name: str,
     runs: Sequence[Measured],
     plain: Sequence[Measured],
@@ -217,6 +218,8 @@ def _row(
     values = {"decode_tokens_per_s": statistics.median(rates), "speedup": statistics.median(ratios)}
     slices = sum(len(step.shape) for run in runs for step in run.decode_steps)
     values["tokens_per_slice"] = sum(run.decode_tokens for run in runs) / max(1, slices)
+    if drafts and rate is not None:
+        values["expected_per_slice"] = 1 + _expected(rate, drafted / drafts) * drafts / slices
     if drafts:
         values["draft_length"] = drafted / drafts
         values["acceptance"] = accepted / drafted
@@ -228,7 +231,16 @@ def _row(
         "batch": case.batch,
         "method": name,
     }
+    if rate is not None:
+        labels["rate"] = rate
     return Row(labels, values, {"decode_tokens_per_s": tuple(rates), "speedup": tuple(ratios)})
+
+
+def _expected(rate: float, length: float) -> float:
+    """Of drafts of so many tokens on average, which are right with this probability each: how many are accepted."""
+    whole = int(length)
+    right = [rate**depth for depth in range(1, whole + 2)]
+    return sum(right[:whole]) + (length - whole) * right[whole]
 
 
 def _rate(run: Measured) -> float:

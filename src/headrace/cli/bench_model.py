@@ -214,8 +214,8 @@ def _speculative_flags(parser: Flags) -> None:
     add_number(parser, "--batch-sizes", [1, 8], "requests at once", "B")
     add_number(parser, "--output-len", 128, "output tokens")
     parser.add_argument(
-        "--acceptance-rate", type=float, default=None, metavar="P",
-        help="make each drafted token right with this probability, for models with random weights",
+        "--acceptance-rate", type=float, nargs="+", default=[], metavar="P",
+        help="make each drafted token right with this probability, for models with random weights; several in turn",
     )  # fmt: skip
 
 
@@ -224,8 +224,9 @@ def _speculative(args: argparse.Namespace) -> Prepared:
     from headrace.errors import ConfigError
 
     config = engine_config(args)
-    if args.acceptance_rate is not None and not 0 <= args.acceptance_rate <= 1:
-        raise ConfigError(f"--acceptance-rate is a probability between 0 and 1, got {args.acceptance_rate}")
+    for rate in args.acceptance_rate:
+        if not 0 <= rate <= 1:
+            raise ConfigError(f"--acceptance-rate is a probability between 0 and 1, got {rate}")
     for method in args.methods:  # refuses wrong names before the first model is loaded
         replace(config, speculative=method)
     cases = [
@@ -237,11 +238,11 @@ def _speculative(args: argparse.Namespace) -> Prepared:
 
     def rows(progress: Progress) -> Iterator[Row]:
         return speculative_rows(
-            config, methods=args.methods, cases=cases, acceptance=args.acceptance_rate, repeats=args.repeats,
+            config, methods=args.methods, cases=cases, rates=args.acceptance_rate, repeats=args.repeats,
             progress=progress,
         )  # fmt: skip
 
-    runs = len(cases) * (len(args.methods) + 1) * (args.repeats + 1)
+    runs = len(cases) * max(1, len(args.acceptance_rate)) * (len(args.methods) + 1) * (args.repeats + 1)
     return Prepared(rows, runs, config.to_json(), head=[f"{args.model}: drafting beside decoding without it"])
 
 
@@ -261,7 +262,8 @@ MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
             add_flags=_speculative_flags,
             prepare=_speculative,
             columns=(
-                "decode_tokens_per_s", "speedup", "predicted_speedup", "tokens_per_slice", "draft_length", "acceptance",
+                "decode_tokens_per_s", "speedup", "predicted_speedup", "tokens_per_slice", "expected_per_slice",
+                "draft_length", "acceptance",
             ),
             options=("methods", "workloads", "temperatures", "batch_sizes", "output_len", "acceptance_rate"),
             repeats=3,
