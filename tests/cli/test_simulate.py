@@ -109,6 +109,23 @@ def test_search(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "breaks the promise: TTFT p90 is" in report["notes"][0]
 
 
+def test_the_simulator_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--model",
+        "shape:smollm2-135m",
+        "--hardware",
+        "l4",
+        "--num-prompts",
+        "20",
+        "--request-rate",
+        "5",
+    ]
+    assert main(["bench", "simulator", *flags, "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["values"]["answered"] == 20 and row["values"]["simulated_s"] > 1
+    assert row["values"]["peak_rss_bytes"] > 2**24 and row["values"]["steps_per_s"] > 0
+
+
 def test_routers_are_those_that_there_are() -> None:
     assert tuple(router.ROUTERS) == ROUTERS
 

@@ -118,6 +118,11 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             "client CPU", "fraction", "CPU time of the client over the whole time", _percent
         ),
         "wall_s": Metric("wall", "s", "first arrival to last token", show_seconds),
+        "simulated_s": Metric("simulated", "s", "simulated time", show_seconds),
+        "cpu_s": Metric("CPU", "s", "CPU time of the process", show_seconds),
+        "times_real": Metric("x real time", "x", "simulated time over CPU time", _rate),
+        "steps_per_s": Metric("steps/s", "steps/s", "simulated steps over CPU time", _rate),
+        "simulated_per_s": Metric("requests/CPU s", "requests/s", "simulated requests over CPU time", _rate),
         "speedup": Metric(
             "speed-up", "x", "over the same without drafts, median of the rounds' ratios", _ratio
         ),

@@ -12,6 +12,7 @@ from headrace.cli.bench_model import MODEL_KINDS
 from headrace.cli.bench_native import NATIVE_KINDS
 from headrace.cli.bench_report import REPORT_KINDS
 from headrace.cli.bench_serve import SERVE_KINDS
+from headrace.cli.bench_simulator import SIMULATOR_KINDS
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag
 from headrace.cli.parser import add_command, check_writable
 
@@ -24,7 +25,7 @@ examples:
   headrace bench throughput -m shape:tinyllama-1.1b --quantization int4 --json result.json
   headrace bench profile --help
 """
-KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **SERVE_KINDS, **REPORT_KINDS}
+KINDS = {**MODEL_KINDS, **NATIVE_KINDS, **SERVE_KINDS, **REPORT_KINDS, **SIMULATOR_KINDS}
 INTERRUPTED = 130
 
 
