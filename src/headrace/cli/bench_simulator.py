@@ -70,8 +70,8 @@ SIMULATOR_KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "simulator": Kind(
             summary="how fast `headrace simulate` is, and what memory it takes",
-            description="Simulates one load at several rates, and compares simulated time with the CPU time of this process. "
-            "Memory is that of the whole process.",
+            description="Simulates one load at several rates, and compares simulated time with the CPU time of this "
+            "process. Memory is that of the whole process.",
             examples=(
                 "",
                 " --request-rate 11.574 --num-prompts 1000000",

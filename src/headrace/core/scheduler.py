@@ -194,7 +194,8 @@ class Scheduler:
             wait_until = self._admit_waiting(min(budget, prompts), copies, granted, now)
         if wait_until is not None and (deadline := self.deadlines.next) is not None:
             wait_until = min(wait_until, deadline)
-        granted = self._still_running(granted)
+        if self.stats.preemptions != preemptions:
+            granted = self._still_running(granted)
         slices = tuple(self._slice(request, count) for request, count in granted)
         released, self._released = tuple(self._released), []
         if slices:
@@ -279,7 +280,7 @@ class Scheduler:
     def _left_for_drafts(self, budget: int) -> int:
         """Tokens of a step that sequences do not need for what they know, be they running or next to join: no draft
         delays another sequence."""
-        if not any(request.draft for request in self.running):
+        if not self.config.max_draft or not any(request.draft for request in self.running):
             return 0
         needed = sum(len(request.tokens) - request.num_computed for request in self.running)
         head = self.waiting.head()

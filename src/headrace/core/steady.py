@@ -101,9 +101,11 @@ def _may_join(scheduler: Scheduler) -> bool:
 
 def _left(request: Request) -> int:
     """Tokens until the sequence ends for its length."""
-    left = request.limit - len(request.tokens)
-    most = request.params.max_tokens
-    return left if most is None else min(left, most - request.num_output)
+    length = len(request.tokens)
+    left, most = request.limit - length, request.params.max_tokens
+    if most is None or left <= most + request.num_prompt - length:
+        return left
+    return most + request.num_prompt - length
 
 
 def _is_steady(kv: KVManager, request: Request) -> bool:

@@ -153,9 +153,18 @@ class CostModel:
     def decoding_s(self, batch: int, keys: float) -> float:
         """`decode_s` where the sequences hold `keys` tokens together, their new ones included: for simulations that
         keep this sum. Exact unless a layer has a window, which is then applied to the mean."""
-        mean = keys / batch
-        seen = tuple(batch * min(mean, _reach(one.layout) or mean) for one in self._attends)
-        return self._step(batch, batch, batch, batch, seen, ())
+        return self._step(batch, batch, batch, batch, self._seen(batch, keys), ())
+
+    def mixed_s(self, batch: int, keys: float, prompts: StepShape) -> float:
+        """The same with `prompts` beside, each of several tokens."""
+        tokens = batch + sum([part.tokens for part in prompts])
+        logits = batch + sum([part.logits for part in prompts])
+        return self._step(tokens, logits, batch + len(prompts), batch, self._seen(batch, keys), prompts)
+
+    def _seen(self, batch: int, keys: float) -> tuple[float, ...]:
+        """Keys that each group's layers visit for `batch` sequences, which hold so many together."""
+        mean = keys / batch if batch else 0.0
+        return tuple([batch * min(mean, _reach(one.layout) or mean) for one in self._attends])
 
     def prefill_s(self, tokens: int, start: int = 0, chunk: int | None = None) -> float:
         """Seconds of computing `tokens` tokens of a prompt after its first `start` ones, `chunk` tokens a step."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from headrace.core.types import StepPlan
 from headrace.sim.cost import CostModel
-from headrace.sim.work import step_shape
+from headrace.sim.work import SliceShape
 
 _LINEAR = 1e-9
 """Relative distance from a straight line up to which times of steps count as lying on it."""
@@ -36,7 +36,16 @@ class CostTimes:
         self._lines: dict[tuple[int, int], tuple[float, float] | None] = {}
 
     def plan_s(self, plan: StepPlan) -> float:
-        return self._cost.step_s(step_shape(plan))
+        batch = keys = 0
+        prompts = []
+        for work in plan.slices:
+            count = len(work.tokens)
+            if count == 1 and work.sample:
+                batch += 1
+                keys += work.start + 1
+            else:
+                prompts.append(SliceShape(count, work.start, 1 + work.num_draft if work.sample else 0))
+        return self._cost.mixed_s(batch, keys, tuple(prompts))
 
     def steady_s(self, batch: int, keys: int, steps: int) -> Sequence[float]:
         end, bits = keys + batch * steps, keys.bit_length()

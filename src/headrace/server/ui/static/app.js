@@ -7,6 +7,7 @@ import { Feed } from "./feed.js";
 import { Gauges } from "./gauges.js";
 import { Lanes } from "./lanes.js";
 import { laneName } from "./names.js";
+import { Replay } from "./replay.js";
 import { ask, headers } from "./server.js";
 import { Settings } from "./settings.js";
 import { LanesTable } from "./table.js";
@@ -47,7 +48,17 @@ new Traffic({
   preemptions: () => lastTick?.preemptions ?? 0,
 });
 
-const feed = new Feed({ key: () => settings.key, tick: take, lost });
+const replay = new Replay({
+  show: (tick, last) => (last ? take(tick) : lanes.take(tick)),
+  reset: () => {
+    lanes.clear();
+    lastTick = null;
+    timeline.offset = null;
+  },
+  clock: (speed) => timeline.setSpeed(speed),
+  left: () => feed.restart(),
+});
+const feed = new Feed({ key: () => settings.key, tick: (tick) => replay.active || take(tick), lost });
 chat.suggest(false);
 loadModels();
 
@@ -71,6 +82,7 @@ function take(tick) {
 }
 
 function lost(refusal) {
+  if (replay.active) return;
   wheel.take(0);
   if (refusal.status === 401) say("trouble", "needs a key");
   else if (refusal.status === 403) {

@@ -18,6 +18,7 @@ export class Timeline {
     this.lanes = lanes;
     this.canvas = byId("lanes");
     this.offset = null; // engine's clock minus ours, in seconds
+    this.speed = 1; // of the engine's clock, by ours; 0 where a replay rests
     this.mine = new Set();
     this.moving = false;
     this.drafting = false; // whether tokens were drafted since the page was opened
@@ -28,7 +29,7 @@ export class Timeline {
 
   /** A tick has come: align the clocks, and move on. */
   tick(now) {
-    const offset = now - performance.now() / 1000;
+    const offset = now - (performance.now() / 1000) * this.speed;
     // Ticks come late, never early: trust the earliest, and forget slowly.
     this.offset = this.offset === null || Math.abs(offset - this.offset) > 2 ? offset : Math.max(offset, this.offset - 0.004);
     if (!this.drafting && this.lanes.drafting) {
@@ -38,6 +39,13 @@ export class Timeline {
     byId("lanes-empty").hidden = this.lanes.lanes.size > 0;
     if (calm.matches) this.draw();
     else this.run();
+  }
+
+  /** The engine's clock runs so many times as fast as ours from now on. */
+  setSpeed(speed) {
+    if (this.offset !== null) this.offset += (performance.now() / 1000) * (this.speed - speed);
+    this.speed = speed;
+    this.draw();
   }
 
   run() {
@@ -66,7 +74,7 @@ export class Timeline {
     const narrow = width < 560;
     const labels = narrow ? 74 : 104;
     const span = narrow ? NARROW_SPAN_S : SPAN_S;
-    const now = Math.min(performance.now() / 1000 + this.offset - DELAY_S, this.lanes.now + 1);
+    const now = Math.min((performance.now() / 1000) * this.speed + this.offset - (this.speed ? DELAY_S : 0), this.lanes.now + 1);
     const x = (time) => labels + ((time - now + span) / span) * (width - labels - 6);
     this.row = Math.max(MIN_ROW, Math.min(MAX_ROW, Math.floor((height - AXIS) / ROWS_WANTED)));
     const rows = Math.max(1, Math.floor((height - AXIS) / this.row));
