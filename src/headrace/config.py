@@ -327,7 +327,7 @@ BUDGETS = ("auto", "off")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "float32", "float16", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
-    "kv_cache_dtype": ("auto", "float32", "float16", "bfloat16", "int8", "fp8", "int4"),
+    "kv_cache_dtype": ("auto", "float32", "float16", "bfloat16", "int8", "fp8", "fp8_e4m3", "int4"),
     "kv_layout": ("paged", "contiguous"),
     "batching": ("continuous", "static", "dynamic"),
     "scheduling_policy": ("fcfs", "priority", "fair"),

@@ -115,6 +115,10 @@ def test_kv_types_are_free_on_the_native_path(decide: Decide, dtype: str, kv: st
     assert kv in refusal(decide, dtype="float16", kv_cache_dtype=kv)
 
 
+def test_fp8_has_the_name_that_vllm_gives_it(decide: Decide) -> None:
+    assert decide(kv_cache_dtype="fp8_e4m3").kv_cache_dtype == "fp8"
+
+
 def test_kv_types_that_no_kernel_reads(decide: Decide) -> None:
     assert "float32, bfloat16, int8, fp8, int4" in refusal(decide, kv_cache_dtype="float16")
 

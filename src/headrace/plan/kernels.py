@@ -14,6 +14,9 @@ from headrace.plan.weight_formats import weight_formats
 from headrace.program.records import Program
 from headrace.quant.format import ACTIVATION_NAMES, WeightFormats
 
+_VLLM_NAMES = {"fp8_e4m3": "fp8"}
+"""Types of KV that vLLM names otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
@@ -71,6 +74,7 @@ def choose_kv_dtype(asked: str, dtype: str, native: bool, asked_reason: str) -> 
     """(type, reason) of stored keys and values. Raises ConfigError for one that the ops at hand cannot read."""
     if asked == "auto":
         return dtype, "the compute type"
+    asked = _VLLM_NAMES.get(asked, asked)
     if native and asked not in KV_DTYPES:
         raise ConfigError(
             f"kv_cache_dtype {asked} is not supported by the native kernels: {', '.join(KV_DTYPES)}"
