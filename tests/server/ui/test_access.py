@@ -244,7 +244,7 @@ def test_views_are_chosen_by_arrow_keys(slow: TinyServer, visit: Open) -> None:
 def test_an_answer_is_announced_once_when_complete(slow: TinyServer, visit: Open) -> None:
     """Not token by token: a screen reader would never get to the end."""
     one = visit(slow.url)
-    one.set(max_tokens=20)
+    one.set(max_tokens=60)
     one.page.evaluate(
         """() => {
           window.announced = [];
