@@ -1,8 +1,9 @@
-"""`--for` on the command line: inspect gives the goal as the reason, serve starts with what was settled."""
+"""`--for` and `headrace optimize` on the command line: reasons, settled options, the checklist, refusals."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,29 @@ def test_serve_starts_with_what_was_settled(capsys: pytest.CaptureFixture[str]) 
     assert serve._options(options())[0].step_time_budget == "auto"
     assert serve._options(options("--step-time-budget", "0.2"))[0].step_time_budget == 0.2
     assert serve._options(options("--no-kv-cache"))[0].step_time_budget == "off"
+
+
+def test_optimize_prints_the_checklist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "tale", "--rate", "3", "--no-enable-prefix-caching"]) == 0
+    text = capsys.readouterr().out
+    assert "tale on this, by assumed rates" in text and "of what the machine can serve" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("  prefix cache")]
+    assert " off " in line and "leave --no-enable-prefix-caching out" in line
+    assert main(["optimize", "shape:llama-3.1-8b", "--hardware", "h100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["hardware"] == "h100" and found["use"] is None
+    assert {item["state"] for item in found["items"]} == {"on", "off", "not for you"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("shape:llama-2-70b", "--hardware", "t4"), "does not fit on t4"),
+        (("tale", "--hardware", "h1000"), "did you mean h100"),
+        (("tale", "--rate", "0"), "--rate must be between"),
+    ],
+)
+def test_optimize_refuses(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", *words]) != 0
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -55,6 +55,7 @@ COMMANDS = (
     ),
     Command("plan", "headrace.cli.plan", "memory, speed and cost of a model on any machine"),
     Command("simulate", "headrace.cli.simulate", "serve a load in simulated time, on any hardware"),
+    Command("optimize", "headrace.cli.optimize", "which techniques are on, and what each would bring here"),
     Command(
         "bench", "headrace.cli.bench", "measure speed, start-up and quality beside what the machine can do"
     ),

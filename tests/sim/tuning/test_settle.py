@@ -11,25 +11,11 @@ import pytest
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.plan.hardware import Hardware
-from headrace.plan.units import GIB
 from headrace.sim.planner.model import PlannedModel, open_model
 from headrace.sim.planner.speed import Speeds
 from headrace.sim.tuning.goal import Goal
 from headrace.sim.tuning.settle import SLOWER, Settled, settle
-
-SLOW = Hardware(
-    "this",
-    "two cores",
-    "cpu",
-    24 * GIB,
-    20e9,
-    (("f32", 2e11), ("bf16", 4e11), ("i8", 8e11)),
-    "made up",
-    cores=2,
-)
-FAST = replace(SLOW, bandwidth=400e9, peak=(("f32", 2e13), ("bf16", 4e13), ("i8", 8e13)))
-WIDE = replace(SLOW, peak=FAST.peak)
-"""Much compute for its bandwidth: verifying drafts is free."""
+from tests.sim.tuning.machines import FAST, SLOW, WIDE
 
 
 @pytest.fixture(scope="module")
