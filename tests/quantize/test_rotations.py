@@ -16,6 +16,7 @@ from headrace.quantize.hadamard import rotation
 from headrace.quantize.rotations import Rotations
 from headrace.quantize.run import QuantizeOptions, quantize
 from headrace.quantize.scheme import Scheme, rtn
+from headrace.quantize.walk import Walk, segments
 from tests.quantize.streams import TEXTS, model, streams
 from tests.tiny_checkpoint import CONFIGS, RECURRENT, write
 
@@ -120,3 +121,17 @@ def test_logits_of_a_rotated_folder_are_those_of_the_model(tied: bool, tmp_path:
         states = llm.hidden_states([list(TEXTS[3])], use_tqdm=False)[0]
         logits.append(torch.from_numpy(llm.logits(states)))
     assert (logits[0] - logits[1]).norm() < 0.02 * logits[0].norm()
+
+
+def test_the_head_is_calibrated_on_what_it_reads(tmp_path: Path) -> None:
+    from headrace import LLM
+
+    program, weights = model(tmp_path, CONFIGS["mistral"] | {"num_hidden_layers": 1})
+    weights.vectors["final_norm"].copy_(torch.ones(64))
+    walk = Walk(program, TEXTS)
+    for _ in segments(program):
+        walk.advance(weights)
+    llm = LLM(str(tmp_path), tokenizer="tale", dtype="float32", num_threads=1, show_progress=False)
+    states = llm.hidden_states([list(one) for one in TEXTS], use_tqdm=False)
+    expected = torch.cat([torch.from_numpy(one) for one in states])
+    torch.testing.assert_close(walk.states(weights), expected, rtol=1e-3, atol=1e-3)

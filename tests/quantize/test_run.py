@@ -23,7 +23,7 @@ from headrace.models.quantized.layout import Matrix
 from headrace.models.quantized.methods import read_method
 from headrace.models.safetensors_reader import SafetensorsFile
 from headrace.models.source import resolve_model
-from headrace.models.stored import stored_spec
+from headrace.models.stored import open_weights, stored_spec
 from headrace.quant.coded import dequantize
 from headrace.quantize.files import write_tensors
 from headrace.quantize.formats import FORMATS, module_patterns
@@ -295,3 +295,38 @@ def test_every_family_hardly_moves_with_8_bits(
     # Of a random mixture some tokens go to another expert with any rounding: these move far.
     most = (0.01, 0.1) if group is not None else (0.15, 0.5)
     assert found.median < most[0] and found.mean < most[1], found
+
+
+@pytest.mark.parametrize(
+    ("tied", "rotate", "format"),
+    [
+        (True, False, "compressed-tensors"),
+        pytest.param(False, True, "gptq", marks=pytest.mark.long),
+        pytest.param(True, True, "gptq", marks=pytest.mark.long),
+        pytest.param(False, False, "awq", marks=pytest.mark.long),
+    ],
+)
+def test_the_head_becomes_codes_of_its_own(tied: bool, rotate: bool, format: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1, "tie_word_embeddings": tied})
+    model, out = str(tmp_path / "model"), str(tmp_path / "out")
+    report = made(model, Path(out), bits=4, format=format, head=True, rotate=rotate, clip=True)
+    assert 0.01 < report.errors["head"] < 0.15
+    assert report.weights == 64 * 2048 + sum(
+        one.numel() for name, one in matrices(model).items() if name[0].isdigit()
+    )
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    assert (
+        "lm_head" not in json.dumps(config["quantization_config"]) or config["quantization_config"]["lm_head"]
+    )
+    coded = open_weights(resolve_model(out), stored_spec(resolve_model(out))).coded
+    assert "lm_head.weight" in coded
+    if not rotate:
+        source = resolve_model(model)
+        weights = load_weights(source, stored_spec(source), dtype=torch.float32)
+        before = weights.tables["embed"] if tied else weights.matrices["head"].weight
+        assert (matrices(out)["head"] - before).norm() < 0.15 * before.norm()
+        source = resolve_model(out)
+        found = load_weights(source, stored_spec(source), dtype=torch.float32)
+        assert torch.equal(found.tables["embed"], weights.tables["embed"])

@@ -93,6 +93,10 @@ def add_parser(commands: Any) -> None:
         "features over all; a head that is the embeddings becomes a matrix of its own",
     )  # fmt: skip
     group.add_argument(
+        "--head", action="store_true",
+        help="quantise the head as well; one that is the embeddings becomes a matrix of its own",
+    )  # fmt: skip
+    group.add_argument(
         "--smoothing", type=float, default=0.5, metavar="A",
         help="of smoothquant: 0 leaves all of their size to large inputs, 1 gives it to the weights "
         "(default: %(default)s)",
@@ -215,6 +219,7 @@ def _options(args: argparse.Namespace) -> QuantizeOptions:
         smoothing=args.smoothing,
         rotate=args.rotate,
         seed=args.seed,
+        head=args.head,
     )
 
 
@@ -331,7 +336,7 @@ def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
         )
     given = {
         "--bits": args.bits is not None, "--group-size": args.group_size is not None, "--asymmetric": args.asymmetric,
-        "--clip": args.clip, "--act-order": args.act_order is not None, "--rotate": args.rotate,
+        "--clip": args.clip, "--act-order": args.act_order is not None, "--rotate": args.rotate, "--head": args.head,
     }  # fmt: skip
     if wrong := [name for name, one in given.items() if one]:
         raise ConfigError(

@@ -122,7 +122,7 @@ class GPTQ:
             "static_groups": order == "static",
             "true_sequential": False,
             "damp_percent": DAMPING,
-            "lm_head": False,
+            "lm_head": any(name.endswith("lm_head") for name in coded),
             "checkpoint_format": "gptq",
             "pack_dtype": "int32",
             **({"dynamic": skipped} if skipped else {}),

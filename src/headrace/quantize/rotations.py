@@ -29,9 +29,6 @@ class Rotations:
         """Raises UnsupportedModel, naming the model, where something reads the residual stream that would change."""
         self._name, self._flow = name, Flow(program)
         self._norms: dict[WeightRef, dict[WeightRef, None]] = {}  # what reads each
-        self.final: tuple[WeightRef, ...] = ()
-        """The weight of the norm before the head."""
-        self.head: WeightRef = program.head.weights[0]
         self.tables: list[WeightRef] = []
         self._writers: dict[str, WeightRef] = {}
         self._readers: dict[str, WeightRef] = {}
@@ -119,8 +116,7 @@ class Rotations:
             self._refuse(op)
         users = [self._flow.ops[user] for user, _ in self._flow.uses[number]]
         if op.kind == "norm" and all(user.kind == "logits" for user in users):
-            self.final = op.weights
-            return
+            return  # the norm before the head
         readers = self._flow.readers(number)
         if readers is None:
             self._refuse(op)

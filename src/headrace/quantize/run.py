@@ -36,7 +36,7 @@ from headrace.models.stored import StoredWeights, open_weights
 from headrace.models.weights import Weights
 from headrace.program.lower import lower
 from headrace.program.records import Op, WeightRef
-from headrace.quantize.ends import RotatedEnds, untied
+from headrace.quantize.ends import Ends, untied
 from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
 from headrace.quantize.folds import Fold, folds
 from headrace.quantize.formats import Format, Tensor, check_format
@@ -59,8 +59,8 @@ _INDEX = "model.safetensors.index.json"
 class QuantizeOptions:
     """method: one of METHODS. group: input features with a common scale, or None for all. order, damping: of gptq, as
     in `gptq.gptq`. strategy, static: of fp8, as in `fp8.FloatScheme`. smoothing: of smoothquant.
-    rotate: the model first, as `rotations` says, by matrices of `seed`. keep: names of weights that stay as
-    they are."""
+    rotate: the model first, as `rotations` says, by matrices of `seed`. head: it becomes codes as well. keep: names of
+    weights that stay as they are."""
 
     method: str = "gptq"
     bits: int = 4
@@ -76,6 +76,7 @@ class QuantizeOptions:
     rotate: bool = False
     seed: int = 0
     keep: tuple[str, ...] = ()
+    head: bool = False
 
     @property
     def calibrated(self) -> bool:
@@ -204,14 +205,15 @@ class _Job:
             name: self._module(name) for weight in fits for one in weight.each() for name, _ in one.parts
         }  # of each quantised tensor of the program
         self._fitting = fits
+        self._coded = [*fits]
         self._plain = PlainTensors(checkpoint)
         self._folds = (
             [fold for fold in folds(self._program) if self._can_take(fold)] if self._method.factors else []
         )
         self._rotations = Rotations(self._program, source.name, options.seed) if options.rotate else None
-        tied = options.rotate and spec.tie_embeddings
+        tied = (options.rotate or options.head) and spec.tie_embeddings
         self._untied = untied(source.config, source.name) if tied else None
-        self._ends = None if self._rotations is None else RotatedEnds(stored, spec, self._rotations)
+        self._ends = Ends(stored, spec, self._program, self._rotations, options.head)
         self._changed = {one.layer: self._changed_in(one.layer) for one in self._segments}
         changed = [weight for one in self._changed.values() for weight in one]
         if stuck := [one for one in changed if not self._plain.can_hold(one, one in fits)]:
@@ -220,15 +222,23 @@ class _Job:
                 "and does not become codes; leave out --rotate, or choose another --group-size"
             )
         self._rewritten = [name for weight in changed for name in self._plain.names(weight, weight in fits)]
-        replaced = {*map(checkpoint.stored_name, self._modules), *self._rewritten}
-        replaced |= set() if self._ends is None else self._ends.replaced
+        replaced = {*map(checkpoint.stored_name, self._modules), *self._rewritten, *self._ends.replaced}
+        head = self._ends.head
+        if options.head:
+            self._coded.append(head)
+            self._modules |= {name: name.removesuffix(".weight") for name, _ in head.parts}
+        if options.head and not self._format.fits(head.rows, head.columns, self._scheme):
+            raise ConfigError(
+                f"{options.format} cannot hold the {head.rows} x {head.columns} weights of the head of {source.name} "
+                "so: leave out --head, or choose another --group-size"
+            )
         self._copied = [name for name in checkpoint.file_of if name not in replaced]
 
     @property
     def size(self) -> int:
         """Bytes that will be written, about."""
         copied = sum(self._entry_size(name) for name in self._copied)
-        return copied + sum(weight.elements for weight in self._fitting) * (self._options.bits + 2) // 8
+        return copied + sum(weight.elements for weight in self._coded) * (self._options.bits + 2) // 8
 
     def key(self, texts: Sequence[Sequence[int]]) -> str:
         """Tells whether an unfinished folder is of the same model, options and texts."""
@@ -249,10 +259,14 @@ class _Job:
             if targets or self._changed[segment.layer]
         ]
         shards = {
-            number: f"model-{at:05}-of-{len(numbers) + 1:05}.safetensors"
+            number: f"model-{at:05}-of-{len(numbers) + 1 + self._options.head:05}.safetensors"
             for at, number in enumerate(numbers, 2)
         }
-        steps = Steps(progress, (walk.batches if walk else 1) * (len(self.targets) + len(numbers) - 1))
+        parts = len(self.targets) + len(numbers) - 1
+        if self._options.head:
+            shards[len(self._segments)] = f"model-{len(numbers) + 2:05}-of-{len(numbers) + 2:05}.safetensors"
+            parts += 2
+        steps = Steps(progress, (walk.batches if walk else 1) * parts)
         errors: dict[str, float] = {}
         for number, (segment, targets) in enumerate(zip(self._segments, self.targets, strict=True)):
             needed = segment.weights if walk or self._rotations is not None else targets
@@ -273,16 +287,31 @@ class _Job:
                 errors |= done
                 if walk is not None:
                     self._read_back(path, segment, targets, weights, method)
-            if walk is not None and number + 1 < len(self._segments):
+            if walk is not None and (number + 1 < len(self._segments) or self._options.head):
                 walk.advance(weights, steps.advance)
+        if self._options.head:
+            path = folder / shards[len(self._segments)]
+            if "head" not in state["layers"]:
+                state["layers"]["head"] = self._write_head(path, walk)
+                write_state(folder, state)
+            steps.skip(walk.batches if walk else 0)
+            errors |= state["layers"]["head"]
         return self._finish(folder, shards, config, errors)
 
+    def _write_head(self, path: Path, walk: Walk | None) -> dict[str, float]:
+        """Quantise the head; gives its error."""
+        weights, head = self._ends.weights(), self._ends.head
+        hessians = Hessians({head.name})
+        if walk is not None:
+            hessians.record(head.name, [walk.states(weights)])
+        tensors, errors = self._encode([head], weights, hessians if walk else None)
+        write_tensors(path, tensors)
+        return {"head": errors[head.name]}
+
     def _rotate(self, segment: Segment, weights: Weights) -> None:
-        if self._rotations is None or self._ends is None:
-            return
         if segment.layer is None:
             self._ends.rotate_tables(weights)
-        else:
+        elif self._rotations is not None:
             self._rotations.apply(weights, segment.layer)
 
     def _changed_in(self, layer: int | None) -> list[WeightRef]:
@@ -302,7 +331,6 @@ class _Job:
         hessians: Hessians | None,
     ) -> dict[str, float]:
         """Quantise the matrices of a layer; gives their errors."""
-        errors: dict[str, float] = {}
         if hessians is not None:
             self._scale(segment.layer, targets, weights, hessians)
         tensors = [
@@ -310,6 +338,16 @@ class _Job:
             for weight in self._changed[segment.layer]
             for tensor in self._plain.tensors(weights, weight, weight in targets)
         ]
+        coded, errors = self._encode(targets, weights, hessians)
+        write_tensors(path, tensors + coded)
+        return errors
+
+    def _encode(
+        self, targets: Sequence[WeightRef], weights: Weights, hessians: Hessians | None
+    ) -> tuple[list[Tensor], dict[str, float]]:
+        """The tensors of matrices as codes, and the errors of these."""
+        tensors: list[Tensor] = []
+        errors: dict[str, float] = {}
         for weight in targets:
             stacked = weights.matrices[weight.name].weight
             assert isinstance(stacked, torch.Tensor)
@@ -327,8 +365,7 @@ class _Job:
                     tensors += self._format.tensors(self._modules[name], codes.rows(first, first + rows))
                     first += rows
             errors[weight.name] = (sum(squares) / len(squares)) ** 0.5
-        write_tensors(path, tensors)
-        return errors
+        return tensors, errors
 
     def _scale(
         self, layer: int | None, targets: Sequence[WeightRef], weights: Weights, hessians: Hessians
@@ -369,9 +406,7 @@ class _Job:
         copies = [
             Tensor(name, files[name].entries[name].dtype, files[name].raw(name)) for name in self._copied
         ]
-        if self._ends is not None:
-            copies += self._ends.tensors()
-        write_tensors(folder / rest, copies)
+        write_tensors(folder / rest, [*copies, *self._ends.tensors()])
         place: dict[str, str] = {}
         sizes: dict[str, int] = {}
         for shard in (rest, *shards.values()):
@@ -384,7 +419,7 @@ class _Job:
         model = dict(self._source.config) if self._untied is None else self._untied
         write_configs(folder, replace(self._source, config={**model, "quantization_config": config}))
         copy_tokenizer(folder, self._source.path)
-        weights = sum((weight.experts or 1) * weight.rows * weight.columns for weight in self._fitting)
+        weights = sum((weight.experts or 1) * weight.rows * weight.columns for weight in self._coded)
         plain = sum(map(self._entry_size, self._rewritten))
         coded = sum(size for shard, size in sizes.items() if shard != rest) - plain
         scaled = {reader for fold in self._folds for reader in fold.readers}
@@ -407,7 +442,7 @@ class _Job:
             for name, entry in entries.items()
             if name.endswith(".weight") and len(entry.shape) == 2 and "embed" not in name
         ]
-        if not any(name.endswith("lm_head") for name in plain):
+        if not self._options.head and not any(name.endswith("lm_head") for name in plain):
             plain.append("lm_head")  # a tied one is a module too
         return self._format.config(self._scheme, self._options.order, coded, sorted(plain))
 
