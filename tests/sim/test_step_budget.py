@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headrace.build import survey
@@ -131,7 +133,8 @@ def test_chunks_fill_tiles_and_are_never_empty() -> None:
             assert tokens >= LEAST_CHUNK and (rows + tokens) % ROWS == 0
 
 
-def test_the_budget_of_a_model_here() -> None:
+def test_the_budget_of_a_model_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no profile is stored
     plan = survey(EngineConfig("tale", step_time_budget="auto"))
     made = step_budget(plan.spec, plan.resolved)
     assert made is not None and made.seconds is None
