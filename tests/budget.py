@@ -15,7 +15,7 @@ import pytest
 
 BUDGET_S = {
     "bench": 15, "benchmarks": 9, "cli": 21, "conformance": 30, "core": 28, "evaluation": 1, "gguf": 2, "models": 30,
-    "native": 40, "ops": 3, "plan": 9, "program": 1, "quant": 2, "quantize": 6, "runner": 16, "server": 220, "sim": 3,
+    "native": 40, "ops": 3, "plan": 9, "program": 1, "quant": 2, "quantize": 6, "runner": 16, "server": 220, "sim": 7,
     "serving": 42, "speculative": 4, "text": 42, "tools": 5,
     "": 85,
 }  # fmt: skip

@@ -62,6 +62,18 @@ def test_options_of_the_engine_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert fast < 0.5 * json.loads(capsys.readouterr().out)["rows"][0]["values"]["tpot_p50_s"]
 
 
+def test_formats_of_weights_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {}
+    for name in ("int8", "none"):
+        flags = [] if name == "none" else ["--quantization", name]
+        model = ["simulate", "shape:llama-3.1-8b", "--hardware", "l4", "--num-prompts", "2", "--json", "-"]
+        assert main([*model, *flags, "--max-model-len", "4096"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        figures[name] = report["config"]["kv_cache_memory"], report["rows"][0]["values"]["tpot_p50_s"]
+    more, faster = figures["int8"][0] - figures["none"][0], figures["none"][1] / figures["int8"][1]
+    assert 5e9 < more < 9e9 and 1.5 < faster < 2.1  # 8 G parameters, half the bytes
+
+
 def test_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.jsonl"
     row = {"timestamp": 0, "input_length": 700, "output_length": 3, "hash_ids": [1, 2]}

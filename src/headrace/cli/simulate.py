@@ -90,7 +90,7 @@ def add_parser(commands: Any) -> None:
     many.add_argument(
         "--router", choices=ROUTERS, default=ROUTERS[0], help="who gets a request (default: %(default)s)"
     )
-    add_number(many, "--max-queue", None, "requests that a replica holds, further ones are refused")
+    add_number(many, "--max-queue", 50_000, "requests that a replica holds, further ones are refused")
     add_number(many, "--time-to-failure", None, "of a replica, mean (default: none fails)", "S", float)
     add_number(many, "--time-to-recovery", 60.0, "of a replica, mean", "S", float)
     add_number(many, "--retries", 3, "of a request whose replica failed")

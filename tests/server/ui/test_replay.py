@@ -74,8 +74,10 @@ def test_a_simulation_is_replayed(slow: TinyServer, visit: Open, recorded: Path)
     ("text", "words"),
     [
         ("hello\nworld\n", "no file of"),
-        ('{"headrace_timeline": 2, "interval_s": 1}\n', "no file of"),
-        ('{"headrace_timeline": 1, "interval_s": 1}\n', "nothing to replay"),
+        pytest.param('{"headrace_timeline": 2, "interval_s": 1}\n', "no file of", marks=pytest.mark.long),
+        pytest.param(
+            '{"headrace_timeline": 1, "interval_s": 1}\n', "nothing to replay", marks=pytest.mark.long
+        ),
         ('{"headrace_timeline": 1, "interval_s": 1}\n{"replica":0,"lanes":7}\n', "damaged"),
     ],
 )

@@ -197,7 +197,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "scheduling_policy": "fair", "speculative": "ngram", "num_speculative_tokens": 4, "adaptive_speculation": False,
     },
 }  # fmt: skip
-USUAL = ("preemption", "all")
+USUAL = ("all",)
 
 
 def prepared(count: int, **options: Any) -> tuple[EngineParts, list[Ask]]:

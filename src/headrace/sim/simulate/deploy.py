@@ -26,6 +26,8 @@ from headrace.program.lower import lower
 from headrace.sim.cost import CostModel
 from headrace.sim.machine import profile_here
 from headrace.sim.online import OnlineCost
+from headrace.sim.planner.formats import AS_STORED, Stored, store
+from headrace.sim.planner.model import from_spec
 from headrace.sim.profile import Profile
 from headrace.sim.simulate.executor import Drafts, SimulatedExecutor, SyntheticTokens
 from headrace.sim.simulate.times import CostTimes
@@ -97,6 +99,11 @@ def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
     stored = with_context(stored_spec(source), config.max_model_len)
     here = hardware.name == THIS
     machine = this_machine() if here else _together(hardware)
+    weights = None
+    if hardware.kind == "cuda" and config.quantization is not None:
+        weights, saved = _rounded(config, stored, hardware)
+        machine = replace(machine, memory_available=machine.memory_available + saved)
+        config = replace(config, quantization=None)
     resolved = resolve(config, stored, machine)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
     _check_shards(spec, hardware)
@@ -109,9 +116,14 @@ def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
         scheduler=scheduler_config(resolved, spec.vocab_size),
         groups=resolved.kv_groups,
         prefix_caching=resolved.enable_prefix_caching,
-        cost=CostModel(model_work(spec, resolved), profile, tp=hardware.count),
+        cost=CostModel(
+            model_work(spec, resolved) if weights is None else weights.work(), profile, tp=hardware.count
+        ),
         profile=profile,
-        settings={name: getattr(resolved, name) for name in _SETTINGS},
+        settings={
+            **{name: getattr(resolved, name) for name in _SETTINGS},
+            "quantization": resolved.quantization if weights is None else weights.format,
+        },
         assumed=assumed,
     )
 
@@ -122,6 +134,16 @@ def _check(config: EngineConfig) -> None:
             f"speculative {config.speculative:.80} cannot be simulated: use ngram, whose drafts cost nothing, with "
             "--acceptance-rate"
         )
+
+
+def _rounded(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> tuple[Stored, int]:
+    """The weights as `quantization` stores them on a GPU, and the bytes that this saves. This engine runs on CPUs only,
+    so that its own options know no such GPU: the planner does."""
+    if config.sliding_window is not None:
+        raise ConfigError("quantization and sliding_window cannot be simulated together on a GPU")
+    model = from_spec(config.model, spec)
+    plain, rounded = store(model, hardware), store(model, hardware, config.quantization or AS_STORED)
+    return rounded, plain.weight_bytes - rounded.weight_bytes
 
 
 def _together(hardware: Hardware) -> Machine:
