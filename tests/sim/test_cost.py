@@ -164,6 +164,26 @@ def test_ragged_columns_cost_more_from_memory_alone() -> None:
     )
 
 
+def test_a_format_that_was_not_measured_costs_as_the_most_similar_one() -> None:
+    """Reading costs in proportion to the bits, multiplying does not."""
+    levels = Levels((1e6, 1e8), (Curve((1.0,), (1e-12,)), Curve((1.0,), (5e-12,))))
+    profile = plain(
+        products={
+            "int4": ProductCost(levels, product="i8", bits=4.0),
+            "int8": ProductCost(levels, product="i8", bits=8.0),
+            "bf16": ProductCost(levels, product="bf16", bits=16.0),
+        }
+    )
+    assert profile.product_cost("q5_0", "i8", 5.5) is profile.products["int4"]
+    assert profile.product_cost("q6_k", "i8", 6.6) is profile.products["int8"]
+    assert profile.product_cost("nf4", "bf16", 4.5) is profile.products["bf16"]
+    assert profile.product_cost("f32", "f32", 32.0) is None
+    cost = profile.products["int4"]
+    assert cost(1e8, 1, 1e6, 0.0, 64) == pytest.approx(5e-6)
+    assert cost(1e8, 1, 1e6, 0.0, 64, 5.0) == pytest.approx(1e-6 + 4e-6 * 5 / 4)
+    assert cost(1e6, 1, 1e6, 0.0, 64, 5.0) == pytest.approx(1e-6)
+
+
 def test_a_window_bounds_what_attention_reads() -> None:
     """Half of Gemma 2's layers see 4096 keys."""
     model = CostModel(on_gpu("shape:gemma-2-2b"), plain())

@@ -29,7 +29,7 @@ FULL = Profile(
     products={
         "int4": ProductCost(
             Levels((1e6, 1e8), (Curve((1.0, 8.0), (1e-11, 3e-11)), Curve((1.0,), (2e-11,)))),
-            Levels((1e6,), (Curve((1.0,), (1e-9,)),)), Curve((1.0,), (2e-9,)), 128,
+            Levels((1e6,), (Curve((1.0,), (1e-9,)),)), Curve((1.0,), (2e-9,)), 128, "i8", 4.5,
         )
     },
     attention={

@@ -29,7 +29,7 @@ from headrace.ops.cpu_features import detect
 from headrace.plan.units import MIB
 from headrace.quant.format import WeightFormat
 from headrace.sim.cost import CostModel
-from headrace.sim.profile import SERVER, Curve, Profile
+from headrace.sim.profile import CPU_REACH, SERVER, Curve, Profile
 from headrace.sim.profile_store import profile_key
 from headrace.sim.work import SliceShape, model_work
 
@@ -112,6 +112,7 @@ def calibrate(
         source="measured",
         memory=_memory(native, roofline.kernels, roofline.threads, last_level, roofline.read.best),
         peaks={name: peak.best for name, peak in roofline.peaks.items()},
+        reach=CPU_REACH,
         server=SERVER,
         samples=samples,
         key=profile_key(roofline.kernels, roofline.threads),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headrace.bench.calibrate_cases import Case, Cases, decode_step, mixer, prompt_step
+from headrace.bench.op_tapes import ROWS as ROW_TYPES
 from headrace.plan.units import MIB
 from headrace.quant.format import PANEL, WeightFormat
 from headrace.sim.profile import AttentionCost, Curve, Levels, ProductCost
@@ -102,7 +103,12 @@ class ProductFit:
             points = {rows: element(case, rows, LONG, size) for rows, case in level.items()}
             last = points[max(points)]
             curves.append(_curve({**points, **{rows: max(last, seconds) for rows, seconds in many.items()}}))
-        cost = ProductCost(Levels(tuple(map(float, self.long)), tuple(curves)), outputs)
+        cost = ProductCost(
+            Levels(tuple(map(float, self.long)), tuple(curves)),
+            outputs,
+            product=ROW_TYPES[self.weights.activations],
+            bits=self.weights.bits_per_weight,
+        )
         if not self.ragged:
             return cost
         cold = max(self.long)

@@ -296,9 +296,13 @@ class CostModel:
     def _product_s(self, one: _Product, rows: int, working_set: float) -> float:
         used, read = self._used(one, rows)
         elements = one.elements * read
-        cost = self.profile.products.get(one.format)
+        bits = 8.0 * one.bytes / one.elements
+        cost = self.profile.product_cost(one.format, one.product, bits)
         if cost is not None:
-            return self.profile.call_s + cost(working_set, used, elements, one.outputs * read, one.columns)
+            other = 0.0 if one.format in self.profile.products else bits
+            return self.profile.call_s + cost(
+                working_set, used, elements, one.outputs * read, one.columns, other
+            )
         reach = self.profile.reach
         memory = one.bytes * read / (self.profile.bandwidth(working_set) * reach.memory)
         compute = 2.0 * used * elements / (self.profile.peak(one.product) * reach.products)

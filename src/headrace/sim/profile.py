@@ -78,18 +78,31 @@ class Levels:
 class ProductCost:
     """Of products with a matrix: seconds of an element of the matrix, and of an output feature for all rows together,
     by working set and rows. ragged: of an output feature besides, by rows, where the matrix comes from memory and its
-    columns are no whole groups of `span` int8 activations."""
+    columns are no whole groups of `span` int8 activations. product, bits: the type that it multiplies in, and the
+    bits of an element with scales."""
 
     elements: Levels
     outputs: Levels | None = None
     ragged: Curve | None = None
     span: int | None = None
+    product: str = ""
+    bits: float = 0.0
 
     def __call__(
-        self, working_set: float, rows: float, elements: float, outputs: float, columns: int
+        self,
+        working_set: float,
+        rows: float,
+        elements: float,
+        outputs: float,
+        columns: int,
+        bits: float = 0.0,
     ) -> float:
-        """Seconds of a product."""
+        """Seconds of a product. bits: of an element, where that is of another format of the same product: what memory
+        adds to the time from caches is in proportion to them."""
         seconds = elements * self.elements(working_set, rows)
+        if bits and self.bits and bits != self.bits:
+            hot = elements * self.elements(self.elements.bytes[0], rows)
+            seconds = hot + max(0.0, seconds - hot) * bits / self.bits
         if self.outputs is not None:
             seconds += outputs * self.outputs(working_set, rows)
         if self.ragged is not None and self.span is not None and columns % self.span:
@@ -246,6 +259,14 @@ class Profile:
                 return self.peaks[name]
         raise ConfigError(f"the profile of {self.name} has no peak for products of {product}")
 
+    def product_cost(self, format: str, product: str, bits: float) -> ProductCost | None:
+        """The cost of a format's products: as measured, or of the measured format of the same product whose elements
+        have the most similar number of bits."""
+        if format in self.products:
+            return self.products[format]
+        alike = [one for one in self.products.values() if one.product == product and one.bits > 0 < bits]
+        return min(alike, key=lambda one: abs(math.log(bits / one.bits)), default=None)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, which `from_json` reads."""
         return {"version": VERSION, **dataclasses.asdict(self)}
@@ -342,7 +363,8 @@ def _levels(data: Mapping[str, Any]) -> Levels:
 def _product(data: Mapping[str, Any]) -> ProductCost:
     outputs = None if data["outputs"] is None else _levels(data["outputs"])
     ragged = None if data["ragged"] is None else _curve(data["ragged"])
-    return ProductCost(_levels(data["elements"]), outputs, ragged, data["span"])
+    product, bits = str(data.get("product", "")), float(data.get("bits", 0.0))
+    return ProductCost(_levels(data["elements"]), outputs, ragged, data["span"], product, bits)
 
 
 def _attention(data: Mapping[str, Any]) -> AttentionCost:
