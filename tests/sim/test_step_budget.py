@@ -13,7 +13,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
 from headrace.core.step_budget import StepLoad
 from headrace.core.types import KVGroupSpec, NewRequest, SliceResult, StepResult
-from headrace.sim.online import DECODE, MIXED, OnlineCost, sums
+from headrace.sim.online import DECODE, MIXED, OnlineCost, SizeTimes, sums
 from headrace.sim.step_budget import LEAST_CHUNK, ROWS, TimeBudget, step_budget
 
 STEP_S, TOKEN_S = 0.010, 0.0014
@@ -23,14 +23,14 @@ STEP_S, TOKEN_S = 0.010, 0.0014
 class Line:
     """A cost model in which steps are a straight line over their tokens. `scale`: how wrong it is."""
 
-    def __init__(self, scale: float = 1.0) -> None:
-        self.scale = scale
+    def __init__(self, scale: float = 1.0, token_s: float = TOKEN_S) -> None:
+        self.scale, self.token_s = scale, token_s
 
     def step_s(self, shape) -> float:  # type: ignore[no-untyped-def]
-        return self.scale * (STEP_S + TOKEN_S * sum(part.tokens for part in shape))
+        return self.scale * (STEP_S + self.token_s * sum(part.tokens for part in shape))
 
     def decoding_s(self, batch: int, keys: float) -> float:
-        return self.scale * (STEP_S + TOKEN_S * batch)
+        return self.scale * (STEP_S + self.token_s * batch)
 
 
 def budget(seconds: float | None = None, scale: float = 1.0) -> TimeBudget:
@@ -116,6 +116,20 @@ def test_a_wrong_profile_is_corrected_by_measured_steps() -> None:
     late = [seconds for rows, chunk, seconds in run.steps[-200:] if rows and chunk > ROWS]
     assert late and max(late) <= 0.0801
     assert wrong.tokens(load) > ROWS
+
+
+def test_the_efficient_step_follows_from_measured_ones() -> None:
+    times = SizeTimes()
+    assert times.line() is None
+    for tokens in (4, 5, 400, 512, 30):
+        for _ in range(5):
+            times.add(tokens, STEP_S + TOKEN_S * tokens)
+    times.add(512, 9.0)  # a spike
+    fixed, each = times.line() or (0.0, 0.0)
+    assert fixed == pytest.approx(STEP_S, rel=0.1) and each == pytest.approx(TOKEN_S, rel=0.15)
+    run = Run(wrong := TimeBudget(OnlineCost(Line(token_s=0.0)), 512), 16, 48)  # type: ignore[arg-type]
+    line = budget()
+    assert wrong.efficient == pytest.approx(line.efficient, abs=3 * ROWS) and run.gaps
 
 
 def test_spikes_count_for_little() -> None:

@@ -97,3 +97,35 @@ def sums(plan: StepPlan) -> tuple[int, int, int]:
 
 def _kind(rows: int, prompt: int) -> str:
     return PREFILL if not rows else MIXED if prompt else DECODE
+
+
+class SizeTimes:
+    """Seconds of steps by their number of tokens, one mean for each power of two, and the line through them."""
+
+    def __init__(self) -> None:
+        self._means: dict[int, tuple[int, float, float]] = {}  # class of sizes -> (count, tokens, seconds)
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        size = tokens.bit_length()
+        count, mean, known = self._means.get(size, (0, float(tokens), seconds))
+        new = 1 / (count + 1) if count < _FIRST else _NEW
+        taken = min(seconds, _SPIKE * known * max(1.0, tokens / mean))
+        self._means[size] = (count + 1, mean + (tokens - mean) * new, known + (taken - known) * new)
+
+    def line(self) -> tuple[float, float] | None:
+        """(seconds of a step, seconds of a token more), by least relative squares; None until steps of a size and of
+        four times that have been measured."""
+        points = [(tokens, seconds) for _, tokens, seconds in self._means.values()]
+        if not points or max(points)[0] < 4 * min(points)[0]:
+            return None
+        # With weights 1 / seconds^2, so that each size counts by its relative error.
+        w, wx, wxx, wy, wxy = (
+            sum(tokens**power / seconds**of for tokens, seconds in points)
+            for power, of in ((0, 2), (1, 2), (2, 2), (0, 1), (1, 1))
+        )
+        each = (w * wxy - wx * wy) / (w * wxx - wx * wx)
+        fixed = (wy - each * wx) / w
+        return (fixed, each) if fixed > 0 and each > 0 else None

@@ -7,8 +7,8 @@ only decodes takes some ten. The budget "auto" follows from the load instead:
   between tokens stays near that multiple of their median.
 - Small chunks cost throughput, as fewer sequences decode together while the others wait for their prompts. So where
   many prompts are pending for each sequence that decodes, as means over `WINDOW` steps, the budget rises, up to the
-  time of the smallest step that computes tokens at `KNEE` of the best rate. Then nearly every step has a prompt in it,
-  and gaps are long but equal.
+  time of the smallest step that computes tokens at `KNEE` of the best rate, by the steps that were measured. Then
+  nearly every step has a prompt in it, and gaps are long but equal.
 
 By Little's law the ratio of those means is that of the time that a request waits for its first token and the time that
 it decodes: the budget rises where requests spend more than `CALM` of the latter on the former.
@@ -22,7 +22,7 @@ from headrace.models.spec import ModelSpec
 from headrace.plan.resolved import ResolvedConfig
 from headrace.sim.cost import CostModel
 from headrace.sim.machine import profile_here
-from headrace.sim.online import OnlineCost, sums
+from headrace.sim.online import OnlineCost, SizeTimes, sums
 from headrace.sim.work import model_work
 
 DECODES = 2.2
@@ -35,6 +35,8 @@ WINDOW = 96
 KNEE = 0.97
 ROWS = 16
 """Steps are filled up to whole tiles of the kernels' rows."""
+REFIT = 16
+"""Steps after which the line through measured steps is drawn again."""
 LEAST_CHUNK = 8
 """Tokens that a prompt gets in every step, over the limit if need be."""
 
@@ -47,7 +49,8 @@ class TimeBudget:
         self.cost, self.most, self.seconds = cost, most, seconds
         self._prompts = self._decoding = 0.0  # means
         self._pending = 0  # prompts, as the plan that runs was made
-        self._efficient = self._knee()
+        self.efficient = self._knee()
+        self._times, self._steps = SizeTimes(), 0
 
     def tokens(self, load: StepLoad) -> int:
         self._pending = load.prompts
@@ -68,7 +71,7 @@ class TimeBudget:
         if self.seconds is not None:
             return self.seconds
         least = DECODES * self.cost.step_s(rows, keys, 0)
-        most = self.cost.step_s(rows, keys, max(1, self._efficient - rows))
+        most = self.cost.step_s(rows, keys, max(1, self.efficient - rows))
         return least + max(0.0, most - least) * self.pressure
 
     @property
@@ -80,6 +83,10 @@ class TimeBudget:
     def observe(self, plan: StepPlan, seconds: float) -> None:
         rows, keys, prompt = sums(plan)
         self.cost.observe(rows, keys, prompt, seconds)
+        self._times.add(rows + prompt, seconds)
+        self._steps += 1
+        if self._steps % REFIT == 0:
+            self.efficient = self._measured_knee() or self.efficient
         pending, self._pending = self._pending, 0
         if rows:
             decoding = len(plan.slices) if not prompt else sum(
@@ -88,8 +95,17 @@ class TimeBudget:
             self._prompts += (pending - self._prompts) / WINDOW
             self._decoding += (decoding - self._decoding) / WINDOW
 
+    def _measured_knee(self) -> int | None:
+        """The same as `_knee` on the line through measured steps."""
+        line = self._times.line()
+        if line is None:
+            return None
+        fixed, each = line
+        tokens = KNEE * fixed / (fixed / self.most + (1 - KNEE) * each)
+        return min(self.most, -(-int(tokens + 1) // ROWS) * ROWS)
+
     def _knee(self) -> int:
-        """Tokens of the smallest step with nearly the best rate."""
+        """Tokens of the smallest step with nearly the best rate, by the cost model."""
         sizes = range(ROWS, max(self.most, ROWS) + 1, ROWS)
         rates = [size / self.cost.tokens_s(size) for size in sizes]
         return next(size for size, rate in zip(sizes, rates, strict=True) if rate >= KNEE * max(rates))
