@@ -29,6 +29,9 @@ examples:
   headrace quantize ./my-model -o ./my-model-4bit --group-size 32 --asymmetric
   headrace quantize ./my-model -o ./my-model-3bit --bits 3 --format gptq --act-order group --data texts.jsonl
   headrace quantize ./my-model -o ./my-model-8bit --method rtn --bits 8 --group-size channel --samples 0
+  headrace quantize ./my-model -o ./my-model-awq --method awq --asymmetric --format awq
+  headrace quantize ./my-model -o ./my-model-w8a8 --method smoothquant --rotate
+  headrace quantize ./my-model -o ./my-model-fp8 --method fp8 --group-size 128x128 --format fp8 --samples 0
   headrace quantize ./my-model -o ./my-model-gguf --format gguf:Q4_K_M
   headrace quantize ./my-model -o ./my-model-auto --method auto --format gguf:auto --bits-per-weight 4.25
   headrace quantize ./my-model -o ./my-model-good --format gguf:Q4_K_S --max-kl 0.01
