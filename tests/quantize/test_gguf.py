@@ -280,6 +280,23 @@ def test_the_command_writes_a_file(tiny: str, tmp_path: Path, capsys: pytest.Cap
     ):
         assert main([*words, *more]) == 1
         assert text in " ".join(capsys.readouterr().err.split())
+    assert (
+        main(
+            [
+                *words[:2],
+                "-o",
+                str(tmp_path / "wide"),
+                "--format",
+                "gguf:F16",
+                "--method",
+                "rtn",
+                "--samples",
+                "0",
+            ]
+        )
+        == 0
+    )
+    assert "0.00 bits" in capsys.readouterr().out
     assert main([*words, "--format", "gguf:q4_0"]) == 0
     assert "relative error of the products of each matrix" in capsys.readouterr().out
     assert (tmp_path / "out" / "out-Q4_0.gguf").is_file()

@@ -77,6 +77,12 @@ def _plain(value: float) -> str:
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
+        "checkpoint_bytes": Metric("size", "bytes", "all weights in the files", _bytes),
+        "bits_per_weight": Metric(
+            "bits", "bits", "of a weight of the quantised matrices, scales and zeros included", _ratio
+        ),
+        "decode_1_tokens_per_s": Metric("tok/s, B=1", "tokens/s", "decoding of one request", _rate),
+        "decode_32_tokens_per_s": Metric("tok/s, B=32", "tokens/s", "decoding of 32 requests at once", _rate),
         "sent": Metric("sent", "requests", "requests sent; each was answered, refused or failed", _count),
         "answered": Metric("answered", "requests", "requests with a complete answer", _count),
         "refused": Metric("429", "requests", "requests that the server refused with 429", _count),

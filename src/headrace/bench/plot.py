@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.bench.metrics import METRICS
+from headrace.bench.quantization import draw_pareto
 from headrace.bench.report import Report, Row
 from headrace.bench.serve_plot import draw_rates
 from headrace.errors import ConfigError, MissingDependency
@@ -37,6 +38,9 @@ def plot_report(report: Report, path: str) -> None:
     Figure = check_plot(path)
     if report.kind == "serve":
         save(draw_rates(Figure, report), path)
+        return
+    if report.kind == "quantization":
+        save(draw_pareto(Figure, report.rows), path)
         return
     phases = [row for row in report.rows if "startup_s" in row.values]
     bars = [(row, name) for row in report.rows if (name := _drawn(report.kind, row)) is not None]

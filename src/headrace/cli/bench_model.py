@@ -194,6 +194,40 @@ def _perplexity(args: argparse.Namespace) -> Prepared:
     )
 
 
+# ---- quantization ----
+
+
+def _quantization_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--variants", nargs="+", default=None, metavar="VARIANT",
+        help="METHOD, METHOD:BITS or METHOD:BITS:GROUP, gguf:TYPE, and auto:BITS (default: 13 of them)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="calibration texts, as of headrace quantize"
+    )
+    add_number(parser, "--samples", 64, "calibration texts")
+    parser.add_argument("--eval-data", type=Path, metavar="FILE", help="texts to measure on")
+
+
+def _quantization(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.quantization import VARIANTS, command_words, quantization_rows
+
+    config = engine_config(args)
+    variants = VARIANTS if args.variants is None else args.variants
+    for variant in variants:  # refuses wrong names before the first model is made
+        command_words(variant)
+    more = ["--samples", str(args.samples)]
+    for flag, path in (("--data", args.data), ("--eval-data", args.eval_data)):
+        more += [] if path is None else [flag, str(path)]
+    if args.num_threads is not None:
+        more += ["--num-threads", str(args.num_threads)]
+
+    def rows(progress: Progress) -> Iterator[Row]:
+        return quantization_rows(config, variants, more, progress)
+
+    return Prepared(rows, len(variants) + 1, {**config.to_json(), "variants": list(variants)})
+
+
 # ---- speculative ----
 
 
@@ -329,6 +363,21 @@ MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
             add_flags=_startup_flags,
             prepare=_startup,
             options=("input_len",),
+        ),
+        "quantization": Kind(
+            summary="methods and bits side by side: size, speed, perplexity and KL divergence",
+            description="Each variant is made by headrace quantize in a temporary folder, measured beside the model as "
+            "it is, and removed. With --plot: KL divergence over bits a weight, and the line of the best ones.",
+            examples=(" -m tale", " -m ./my-model --variants gptq:4 awq:4 gguf:Q4_K_M auto:4.25 --plot kl.svg"),
+            add_flags=_quantization_flags,
+            prepare=_quantization,
+            columns=(
+                "checkpoint_bytes", "bits_per_weight", "decode_1_tokens_per_s", "decode_32_tokens_per_s", "perplexity",
+                "kl", "top_1",
+            ),
+            options=("samples",),
+            repeats=1,
+            takes_repeats=False,
         ),
         "perplexity": Kind(
             summary="perplexity of a text under several weight formats and KV types",

@@ -381,6 +381,8 @@ def _tell(report: Report, calibrated: bool) -> None:
             f"{report.unscaled[0]}"
         )
     errors: Mapping[str, float] = report.errors
+    if not errors:
+        return
     what = "of the products of each matrix" if calibrated else "of the weights of each matrix"
     worst = sorted(errors, key=lambda name: -errors[name])[:_WORST]
     print(
