@@ -78,6 +78,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from headrace.bench.progress import ProgressBar
     from headrace.sim.planner.data import plan_data
     from headrace.sim.planner.overview import make_overview
     from headrace.sim.planner.plot import check_plot, plot_overview
@@ -86,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         check_plot(args.plot)
         check_writable("the plot", args.plot)
-    overview = make_overview(_question(args))
+    question = _question(args)
+    with ProgressBar(len(question.models) * len(question.machines)) as progress:
+        overview = make_overview(question, progress)
     print(
         json.dumps(plan_data(overview), indent=2) if args.json else plan_report(overview),
         end="\n" * args.json,

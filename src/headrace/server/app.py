@@ -28,8 +28,9 @@ from headrace.server.openai import chat, completions, embeddings, models
 from headrace.server.openai.responses import route as responses
 from headrace.server.openai.responses.store import DEFAULT_BYTES, ResponseStore
 from headrace.server.requests.service import Service
-from headrace.server.ui import live, openapi, page
+from headrace.server.ui import live, openapi, page, plan
 from headrace.server.ui.live import Feed
+from headrace.server.ui.plan import Plans
 from headrace.text.tools.formats import ReplyFormats
 
 _CLIENT_CLOSED_REQUEST = 499
@@ -74,6 +75,7 @@ def create_app(
     traffic.on_reload(stored.keep)
     app.state.monitor = counted = Monitor(service, sinks)
     app.state.feed = Feed(service, counted.tallies)
+    app.state.plans = Plans()
     # From the inside to the outside: the middleware that is added last sees a request first.
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, limit=max_body_bytes)
@@ -95,6 +97,7 @@ def create_app(
         models,
         monitor,
         live,
+        plan,
         page,
     ):
         app.include_router(routes.router)

@@ -10,18 +10,22 @@ import httpx
 import pytest
 
 from headrace.server.ui import page
-from headrace.server.ui.page import DOCS, INDEX, PAGE
+from headrace.server.ui.page import CALCULATOR, DOCS, INDEX, PAGE
 from tests.server.conftest import TinyServer
 
 FOLDER = Path(page.__file__).parent / "static"
 FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
 MAX_BYTES = 120_000
+OTHERS = ("docs.", "calculator.")
+"""Pages of their own."""
 
 
 def test_every_file_of_the_folder_is_served(tiny: TinyServer) -> None:
     assert set(PAGE) == set(FILES)
     for name, text in FILES.items():
-        answer = tiny.http.get({INDEX: "/", DOCS: "/docs"}.get(name, f"/page/{name}"))
+        answer = tiny.http.get(
+            {INDEX: "/", DOCS: "/docs", CALCULATOR: "/calculator"}.get(name, f"/page/{name}")
+        )
         assert answer.status_code == 200, name
         assert answer.text == text
         assert "script-src 'self'" in answer.headers["content-security-policy"]
@@ -30,7 +34,8 @@ def test_every_file_of_the_folder_is_served(tiny: TinyServer) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/page/", "/page/none.js", "/page/index.html", "/page/docs.html", "/page/../app.py", "/page/..%2fapp.py",
+    ["/page/", "/page/none.js", "/page/index.html", "/page/docs.html", "/page/calculator.html",
+     "/page/../app.py", "/page/..%2fapp.py",
      "/page/%2e%2e/page.py", "/page//etc/passwd", "/page/app.js/x"],
 )  # fmt: skip
 def test_nothing_else_is(tiny: TinyServer, path: str) -> None:
@@ -56,7 +61,7 @@ def test_the_policy_allows_no_other_origin(tiny: TinyServer) -> None:
 
 
 def test_the_page_is_small() -> None:
-    assert sum(len(file.content) for name, file in PAGE.items() if not name.startswith("docs.")) < MAX_BYTES
+    assert sum(len(file.content) for name, file in PAGE.items() if not name.startswith(OTHERS)) < MAX_BYTES
 
 
 def foreign(files: Mapping[str, str]) -> list[str]:
@@ -103,13 +108,15 @@ def test_every_file_finds_the_others() -> None:
 
 
 def test_every_element_that_a_script_uses_exists() -> None:
-    expected = {name for text in FILES.values() for name in re.findall(r'byId\("([\w-]+)"\)', text)}
-    there = set(re.findall(r'\bid="([\w-]+)"', FILES[INDEX]))
-    assert len(expected) > 25
-    assert not expected - there
+    for html, least in ((INDEX, 25), (CALCULATOR, 2)):
+        own = html == CALCULATOR
+        scripts = [text for name, text in FILES.items() if name.startswith("calculator.") is own]
+        expected = {name for text in scripts for name in re.findall(r'byId\("([\w-]+)"\)', text)}
+        assert len(expected) > least
+        assert not expected - set(re.findall(r'\bid="([\w-]+)"', FILES[html]))
 
 
-@pytest.mark.parametrize("name", [INDEX, DOCS])
+@pytest.mark.parametrize("name", [INDEX, DOCS, CALCULATOR])
 def test_the_page_needs_no_inline_code(name: str) -> None:
     html = FILES[name]
     assert not re.search(r"<script(?![^>]*\bsrc=)", html)

@@ -11,7 +11,7 @@ from headrace.server.access.rate_limit import headers
 from headrace.server.access.traffic import Traffic
 from headrace.server.http.errors import error_body, headrace_error_body
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs", "/calculator"})
 OPEN_FOLDERS = ("/page/",)
 """Paths that need no key: liveness, and the pages' own files."""
 

@@ -1,4 +1,4 @@
-"""The pages at `/` and `/docs`, from files of this package, read once, with headers that block foreign code."""
+"""The pages at `/`, `/docs` and `/calculator`, from files of this package, with headers that block foreign code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-INDEX, DOCS = "index.html", "docs.html"
+INDEX, DOCS, CALCULATOR = "index.html", "docs.html", "calculator.html"
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -70,10 +70,16 @@ async def docs(request: Request) -> Response:
     return _answer(PAGE[DOCS], request)
 
 
+@router.get("/calculator")
+async def calculator(request: Request) -> Response:
+    """Memory, speed and cost of a model on any machine; its numbers come from GET /plan."""
+    return _answer(PAGE[CALCULATOR], request)
+
+
 @router.get("/page/{name}")
 async def page_file(name: str, request: Request) -> Response:
     """A file of the pages, one of those found when the server started."""
-    if name not in PAGE or name in (INDEX, DOCS):
+    if name not in PAGE or name in (INDEX, DOCS, CALCULATOR):
         raise HTTPException(404, "the page has no such file")
     return _answer(PAGE[name], request)
 

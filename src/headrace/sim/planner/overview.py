@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.errors import ConfigError
@@ -81,8 +81,8 @@ class Overview:
     problem: str | None
 
 
-def make_overview(question: Question) -> Overview:
-    """Answer a question. Raises ConfigError for one that contradicts itself."""
+def make_overview(question: Question, progress: Callable[[str], None] | None = None) -> Overview:
+    """Answer a question; `progress` is called with each model and machine. Raises ConfigError for a contradiction."""
     machines = question.limited
     prices = read_prices(question.prices, machines)
     found = search(
@@ -93,6 +93,7 @@ def make_overview(question: Question) -> Overview:
         prices=prices,
         formats=question.formats,
         profile=question.profile,
+        progress=progress,
     )
     shown = _shown(question, question.models[0], machines[0], found)
     return Overview(question, prices, shown, found, _problem(question, found))

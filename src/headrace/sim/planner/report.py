@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.plan.hardware_table import THIS
 from headrace.plan.report import table
 from headrace.plan.units import format_bytes, format_count, milliseconds
 from headrace.sim.planner.command import start_command
@@ -80,18 +81,19 @@ def _model(shown: Shown) -> list[tuple[str, str]]:
 
 
 def _hardware(overview: Overview) -> list[tuple[str, str]]:
-    one = overview.shown.hardware
+    one, profile = overview.shown.hardware, overview.question.profile
+    measured = profile is not None and one.name == THIS
+    bandwidth = profile.bandwidth() if measured and profile is not None else one.bandwidth
+    rates = profile.peaks if measured and profile is not None else dict(one.peak)
     several = f"{one.count} x " if one.count > 1 else ""
-    peaks = ", ".join(f"{PRODUCT_NAMES[name]} {rate / 1e12:,.4g}" for name, rate in one.peak)
+    peaks = ", ".join(f"{PRODUCT_NAMES.get(name, name)} {rate / 1e12:,.4g}" for name, rate in rates.items())
     rows = [
         ("name", f"{one.label}: {several}{one.title}"),
-        ("memory", f"{several}{format_bytes(one.memory)} at {one.bandwidth / 1e9:,.4g} GB/s"),
+        ("memory", f"{several}{format_bytes(one.memory)} at {bandwidth / 1e9:,.4g} GB/s"),
         ("peaks", f"{peaks} (tera-operations/s, dense)"),
     ]
     if one.count > 1:
         rows.append(("link", f"{one.link / 1e9:,.4g} GB/s in each direction"))
-    profile = overview.question.profile
-    measured = profile is not None and one.name == "this"
     rows.append(("rates", "measured by `headrace calibrate`" if measured else one.source))
     return rows
 
@@ -246,6 +248,6 @@ def _footnote(overview: Overview) -> str:
     hit = f", {traffic.prefix_hit:.0%} of it in the prefix cache" if traffic.prefix_hit else ""
     ranked = "output tokens for the money" if overview.prices else "the fewest devices, then speed"
     return (
-        f"prompts of {traffic.prompt} tokens{hit}, answers of {traffic.output}; times are means; best: {ranked}; "
-        "fewer bits change answers (see `headrace eval`)"
+        f"prompts of {_count(traffic.prompt, 'token')}{hit}, answers of {traffic.output:,}; times are means; "
+        f"best: {ranked}; fewer bits change answers (see `headrace eval`)"
     )

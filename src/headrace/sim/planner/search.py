@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
@@ -114,12 +114,13 @@ def search(
     prices: Mapping[str, float] | None = None,
     formats: Sequence[str] | None = None,
     profile: Profile | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Found:
     """Try everything, and keep the best settings of different formats, machines and models.
 
     With prices for all machines the most output tokens for the money are best, else the fewest devices, then speed.
-    profile: of "this" machine, where it was measured. Raises ConfigError where a sequence is longer than every model's
-    context.
+    profile: of "this" machine, where it was measured. progress: is called with each model and machine. Raises
+    ConfigError where a sequence is longer than every model's context.
     """
     longest = max(model.spec.max_position for model in models)
     if traffic.context > longest:
@@ -131,7 +132,7 @@ def search(
     nearest: tuple[float, Setting] | None = None
     smallest: tuple[int, Footprint] | None = None
     tried, speeds = 0, Speeds(profile)
-    for footprint in _footprints(models, machines, traffic, formats):
+    for footprint in _footprints(models, machines, traffic, formats, progress):
         most = footprint.largest_batch(traffic.context)
         if not most:
             lacks = footprint.needed(1, traffic.context) - footprint.hardware.memory
@@ -158,11 +159,14 @@ def _footprints(
     machines: Sequence[Hardware],
     traffic: Traffic,
     formats: Sequence[str] | None,
+    progress: Callable[[str], None] | None,
 ) -> Iterator[Footprint]:
     for model in models:
         if traffic.context > model.spec.max_position:
             continue
         for hardware in machines:
+            if progress is not None:
+                progress(f"{model.name} on {hardware.label}")
             for format in formats_of(hardware, formats):
                 try:
                     stored = store(model, hardware, format)
