@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.bench.calibrate_cases import Case, Cases, OtherPrograms, decode_step, mixer, prompt_step
-from headrace.bench.calibrate_engine import EngineRounds, sample_costs
+from headrace.bench.calibrate_engine import SKIPPED, EngineRounds, decoding, sample_costs
 from headrace.bench.calibrate_fit import KV_NAMES, SMALL, AttentionFit, ProductFit, RowwiseFit, rowwise
 from headrace.bench.calibrate_server import PROMPT_TOKENS, can_serve, server_cost
 from headrace.bench.latency import Progress
@@ -249,8 +249,8 @@ def _with_engine(
         progress(f"round {number + 1} of steps")
         rounds.sample()
         for batch in BATCHES:
-            run = closed_batch(parts, batch, 16, 8, 50_000 + number * 100 + batch, tape)
-            held[batch] += [step for step in run if step.decodes and len(step.shape) == batch]
+            run = list(closed_batch(parts, batch, 16, 12, 50_000 + number * 100 + batch, tape))
+            held[batch] += decoding(run, batch)[SKIPPED:]
         number += 1
     profile = replace(profile, step=rounds.fit(profile.samples["greedy"]))
     model = CostModel(model_work(parts.spec, parts.resolved), profile)

@@ -18,7 +18,9 @@ from headrace.runner.sampling.native import NativeSampler
 from headrace.sim.profile import SampleCost, StepCost
 
 BATCHES = (1, 8, 32)
-PROMPT, OUTPUT, COLD_OUTPUT = 16, 12, 6
+PROMPT, OUTPUT, COLD_OUTPUT = 16, 20, 6
+SKIPPED = 4
+"""Steps that decode before the caches are as warm as they get."""
 PROMPTS = (64, 512)
 VOCABULARIES = (2048, 32000)
 DRAWS = {"greedy": "greedy", "sampled": "T=0.7"}
@@ -44,14 +46,14 @@ class EngineRounds:
         for batch in BATCHES:
             self._seed += 1
             run = list(closed_batch(self.parts, batch, PROMPT, OUTPUT, self._seed, self.tape))
-            self.steps[batch] += [step for step in run if step.decodes and len(step.shape) == batch]
+            self.steps[batch] += decoding(run, batch)[SKIPPED:]
             self._seed += 1
             run = list(
                 closed_batch(
                     self.parts, batch, PROMPT, COLD_OUTPUT, self._seed, self.tape, before=self._read_much
                 )
             )
-            self.cold[batch] += [step for step in run if step.decodes and len(step.shape) == batch]
+            self.cold[batch] += decoding(run, batch)
         for tokens in PROMPTS:
             self._seed += 1
             run = list(closed_batch(self.parts, 1, tokens, 1, self._seed, self.tape))
@@ -89,6 +91,11 @@ class EngineRounds:
 
     def _drawn(self, draw: SampleCost, rows: int) -> float:
         return draw.call_s + rows * (draw.row_s + draw.element_s * self.parts.spec.vocab_size)
+
+
+def decoding(steps: Sequence[StepTime], batch: int) -> list[StepTime]:
+    """Those that decode a token for each of `batch` sequences."""
+    return [step for step in steps if step.decodes and len(step.shape) == batch]
 
 
 def _outside_s(steps: Sequence[StepTime]) -> float:
