@@ -27,7 +27,7 @@ from headrace.sim.work import model_work
 
 DECODES = 2.2
 """Below 2.5, which is what the gaps' 99th percentile shall stay under: predictions have errors."""
-CALM, PRESSED = 0.3, 1.0
+CALM, PRESSED = 0.2, 0.7
 """Pending prompts for each sequence that decodes: up to CALM the budget does not rise, from PRESSED on it is highest.
 """
 WINDOW = 96
