@@ -20,8 +20,10 @@ from headrace.sim.profile import AttentionCost, Curve, Levels, ProductCost
 
 LONG, WIDE = (512, 2048), (2048, 256)
 """Shapes of matrices [rows, columns]: as many elements an output as in large models, and few."""
-NARROW = (64, 1024)
-"""As LONG for many rows: a call stays short."""
+NARROW, BROAD = (64, 1024), (1024, 64)
+"""As LONG and WIDE for many rows: a call stays short."""
+LEAST_OF_ROW = 0.9
+"""With many rows an element takes at least this share, a row, of what it takes with MANY_ROWS[0]: less is noise."""
 RAGGED = (1024, 832)
 """Of its columns, six and a half groups of 128."""
 RAGGED_ROWS = (1, 4, 8, 32)
@@ -74,7 +76,9 @@ class ProductFit:
             },
             {
                 size: {
-                    count: cases.linear(weights, WIDE, count, 0 if count in MANY_ROWS else size)
+                    count: cases.linear(weights, BROAD, count, 0)
+                    if count in MANY_ROWS
+                    else cases.linear(weights, WIDE, count, size)
                     for count in OUTPUT_ROWS
                     if size == SMALL or count not in MANY_ROWS
                 }
@@ -98,6 +102,8 @@ class ProductFit:
             return max(0.0, case.seconds - call_s - shape[0] * outputs(size, rows)) / (shape[0] * shape[1])
 
         many = {rows: element(case, rows, NARROW, SMALL) for rows, case in self.many.items()}
+        first = min(many)
+        many = {rows: max(many[rows], LEAST_OF_ROW * many[first] * rows / first) for rows in many}
         curves = []
         for size, level in self.long.items():
             points = {rows: element(case, rows, LONG, size) for rows, case in level.items()}
@@ -125,11 +131,13 @@ class ProductFit:
         for size, level in self.wide.items():
             each = {}
             for rows, case in level.items():
-                many = rows in self.many
-                other, shape = (self.many[rows], NARROW) if many else (self.long[size][rows], LONG)
-                share = WIDE[0] * WIDE[1] / (shape[0] * shape[1])
+                if rows in self.many:
+                    other, shape, wide = self.many[rows], NARROW, BROAD
+                else:
+                    other, shape, wide = self.long[size][rows], LONG, WIDE
+                share = wide[0] * wide[1] / (shape[0] * shape[1])
                 left = case.seconds - call_s - share * (other.seconds - call_s)
-                each[rows] = max(0.0, left / (WIDE[0] - share * shape[0]))
+                each[rows] = max(0.0, left / (wide[0] - share * shape[0]))
             curves.append(_curve(each))
         return Levels(tuple(map(float, self.wide)), tuple(curves))
 
