@@ -6,12 +6,12 @@ only decodes takes some ten. The budget "auto" follows from the load instead:
 - A step with prompts may take `DECODES` times as long as it would without them. So the 99th percentile of the gaps
   between tokens stays near that multiple of their median.
 - Small chunks cost throughput, as fewer sequences decode together while the others wait for their prompts. So where
-  many prompts are pending for each sequence that decodes, as means over `WINDOW` steps, the budget rises, up to the
-  time of the smallest step that computes tokens at `KNEE` of the best rate, by the steps that were measured. Then
-  nearly every step has a prompt in it, and gaps are long but equal.
+  many prompts wait behind the first one for each sequence that decodes, as means over `WINDOW` steps, the budget
+  rises, up to the time of the smallest step that computes tokens at `KNEE` of the best rate, by the steps that were
+  measured. Then nearly every step has a prompt in it, and gaps are long but equal.
 
-By Little's law the ratio of those means is that of the time that a request waits for its first token and the time that
-it decodes: the budget rises where requests spend more than `CALM` of the latter on the former.
+By Little's law the ratio of those means is that of the time that a request waits for its prompt's turn and the time
+that it decodes: the budget rises where requests wait longer than `CALM` of the latter.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from headrace.sim.work import model_work
 
 DECODES = 2.2
 """Below 2.5, which is what the gaps' 99th percentile shall stay under: predictions have errors."""
-CALM, PRESSED = 0.2, 0.7
-"""Pending prompts for each sequence that decodes: up to CALM the budget does not rise, from PRESSED on it is highest.
-"""
+CALM, PRESSED = 0.1, 0.6
+"""Prompts that wait behind the one that is computed, for each sequence that decodes: up to CALM the budget does not
+rise, from PRESSED on it is highest."""
 WINDOW = 96
 """Steps with sequences that decode, of the exponential mean of the two numbers: about what a request decodes."""
 KNEE = 0.97
@@ -92,7 +92,7 @@ class TimeBudget:
             decoding = len(plan.slices) if not prompt else sum(
                 len(work.tokens) == 1 + work.num_draft and work.sample for work in plan.slices
             )  # fmt: skip
-            self._prompts += (pending - self._prompts) / WINDOW
+            self._prompts += (max(0, pending - 1) - self._prompts) / WINDOW
             self._decoding += (decoding - self._decoding) / WINDOW
 
     def _measured_knee(self) -> int | None:

@@ -121,4 +121,6 @@ def test_where_only_floats_are_kept_int8_is_not_chosen(small: PlannedModel) -> N
 @pytest.mark.parametrize("options", [{"kv_cache": False}, {"enable_chunked_prefill": False}])
 def test_what_a_config_excludes_is_not_chosen(small: PlannedModel, options: dict[str, Any]) -> None:
     for goal in ("latency", "throughput"):
-        assert settled(goal, small, WIDE, **options).config.step_time_budget == "off"
+        config = settled(goal, small, WIDE, **options).config
+        assert config.step_time_budget == "off"
+        assert config.max_num_batched_tokens is None  # whole prompts must fit into a step

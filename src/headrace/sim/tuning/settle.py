@@ -116,7 +116,9 @@ class _Settler:
         choices = [self._batch_choice(speed, point)]
         if len(self.types) > 1:
             choices.append(self._kv_choice(kv, gain))
-        choices += [self._chunk(speed), self._step_budget(speed, point), self._speculation(speed, point)]
+        if self.config.kv_cache and self.config.enable_chunked_prefill:  # or a step takes whole prompts
+            choices.append(self._chunk(speed))
+        choices += [self._step_budget(speed, point), self._speculation(speed, point)]
         open_ones = tuple(choice for choice in choices if choice.name not in self.given)
         config = replace(self.config, **{choice.name: choice.value for choice in open_ones})
         return Settled(config, self.goal, open_ones, point, self.traffic, profile)
