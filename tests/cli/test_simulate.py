@@ -138,6 +138,29 @@ def test_the_simulator_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["values"]["peak_rss_bytes"] > 2**24 and row["values"]["steps_per_s"] > 0
 
 
+@pytest.mark.long
+def test_a_promise_about_tpot_alone_ends_where_the_queue_grows(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--search",
+        "rate",
+        "--tpot",
+        "10",
+        "--max-num-seqs",
+        "1",
+        "--input-len",
+        "10",
+        "--output-len",
+        "100",
+    ]
+    assert simulate(*flags, "--dataset-name", "random", "--json", "-") == 0
+    report = json.loads(capsys.readouterr().out)
+    (row,) = report["rows"]
+    capacity = 1 / row["values"]["e2e_p50_s"]  # at most: the median request waited as well
+    assert row["labels"]["rate"] > 0.8 * capacity
+    assert row["labels"]["rate"] * row["values"]["tpot_p50_s"] * 100 < 1.2
+    assert "requests come faster than they are served" in report["notes"][0]
+
+
 def test_routers_are_those_that_there_are() -> None:
     assert tuple(router.ROUTERS) == ROUTERS
 

@@ -42,6 +42,8 @@ examples:
 """
 INTERRUPTED = 130
 DEFAULT_REQUESTS = 1000
+SEARCH_S = 60.0
+"""Of a load in a search, or a short one would end before its queue is seen to grow."""
 ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
 """As in `headrace.sim.simulate.router`, which takes longer to import than help should; a test compares them."""
 COLUMNS = ("sent", "answered", "refused", "failed", "requests_per_s", "goodput_per_s", "output_tokens_per_s")
@@ -82,7 +84,7 @@ def add_parser(commands: Any) -> None:
         help="requests a second: one or several rates, from:to:steps, or inf for all at once (default: 1)",
     )  # fmt: skip
     add_number(
-        when, "--duration", None, "send for so long; without it --num-prompts, by default 1000", "S", float
+        when, "--duration", None, "send for so long (default: 1000 requests, in a search 60 s)", "S", float
     )
     add_burst_flags(when)
     many = parser.add_argument_group("replicas")
@@ -177,14 +179,14 @@ def _load(args: argparse.Namespace) -> Load:
     from headrace.sim.simulate.load import Load
     from headrace.sim.workload.arrivals import Arrivals
 
-    count = args.num_prompts
-    if count is None and args.duration is None and not args.trace:
-        count = DEFAULT_REQUESTS
+    count, duration = args.num_prompts, args.duration
+    if count is None and duration is None and not args.trace:
+        count, duration = (None, SEARCH_S) if args.search else (DEFAULT_REQUESTS, None)
     return Load(
         workload_of(args),
         Arrivals(math.inf, args.burstiness, args.burst_size),
         count,
-        math.inf if args.duration is None else args.duration,
+        math.inf if duration is None else duration,
         args.pause,
         args.users,
         Path(args.trace) if args.trace else None,
@@ -247,7 +249,9 @@ def _search(args: argparse.Namespace, service: Service, load: Load, notes: list[
     def attempt(value: float) -> Tally:
         at_rate = load.at_rate(value) if of_rate else load
         replicas = service.replicas if of_rate else int(value)
-        simulation = replace(service, replicas=replicas).simulation(at_rate, _slo(args))
+        simulation = replace(service, replicas=replicas).simulation(at_rate, promise.slo)
+        requests = at_rate.arrivals.rate_per_s * load.duration_s if load.count is None else load.count
+        simulation.is_enough = lambda tally: promise.is_lost(tally, requests)
         _run(simulation, f"{args.search} {value:g}", at_rate.count, [])
         return simulation.tally
 
@@ -324,8 +328,8 @@ def _check(args: argparse.Namespace, rates: Sequence[float]) -> None:
         raise ConfigError("--search needs a promise to keep: give --ttft or --tpot in seconds")
     if not args.search and not (args.ttft is None and args.tpot is None):
         raise ConfigError("--ttft and --tpot are promises for --search; --goodput counts who meets a target")
-    if args.search and (len(rates) > 1 or args.timeline):
-        raise ConfigError("--search takes one --rate and writes no --timeline")
+    if args.search and (len(rates) > 1 or args.timeline or args.goodput):
+        raise ConfigError("--search takes one --rate, no --goodput and no --timeline")
     if args.timeline and len(rates) > 1:
         raise ConfigError("--timeline shows one run: give one --rate")
     if any(map(math.isinf, rates)) and args.duration is not None:

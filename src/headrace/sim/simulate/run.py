@@ -52,7 +52,8 @@ class Observer:
 @dataclass(slots=True)
 class Simulation:
     """`most_waiting`: requests that a replica holds at most, further ones are refused; None: no limit. `retries`: how
-    often a request is sent again after the replica that had it failed."""
+    often a request is sent again after the replica that had it failed. `is_enough`: asked after each answer whether to
+    stop, with requests unfinished."""
 
     asks: Asks
     make_engine: MakeEngine
@@ -66,6 +67,7 @@ class Simulation:
     skipping: bool = True
     observer: Observer | None = None
     progress: Progress | None = None
+    is_enough: Callable[[Tally], bool] | None = None
     replicas: list[Replica] = field(init=False)
     now: float = field(init=False, default=0.0)
     _events: list[tuple[float, int, int]] = field(init=False, default_factory=list)
@@ -73,6 +75,7 @@ class Simulation:
     _stranded: list[Ask] = field(init=False, default_factory=list)  # while every replica is down
     _flights: dict[str, _Flight] = field(init=False, default_factory=dict)
     _outages: Outages | None = field(init=False, default=None)
+    _enough: bool = field(init=False, default=False)
 
     def run(self) -> Tally:
         """Send every request, and run until all have ended."""
@@ -87,7 +90,7 @@ class Simulation:
             if self._later and self._later[0][0] < arrival_s:
                 arrival_s = self._later[0][0]
             step = self._next_step()
-            if arrival_s == math.inf and not self._flights:
+            if self._enough or (arrival_s == math.inf and not self._flights):
                 break
             outage_s = math.inf if self._outages is None else self._outages.next_s
             now = min(arrival_s, step[0], outage_s)
@@ -164,6 +167,8 @@ class Simulation:
         following = self.asks.after(ask, self.now)
         if following is not None:
             heapq.heappush(self._later, (following.arrival_s, following.number, following))
+        if self.is_enough is not None:
+            self._enough = self.is_enough(self.tally)
         if self.progress is not None:
             self.progress()
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError
 from headrace.sim.simulate.tally import Distribution, Tally
+from headrace.sim.workload.slo import SLO
 
 Attempt = Callable[[float], Tally]
 """Simulates a rate, or a number of replicas."""
 
 MOST_REPLICAS = 1024
+LONGEST_WAIT_S = 10.0
+"""A queue that grows breaks every promise, one about TPOT alone, too."""
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e6
 _PRECISION = 1.02
 """The rate that is found is within this factor of the highest one."""
@@ -19,11 +22,22 @@ _PRECISION = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Limits in seconds, each kept by `share` (0 to 1) of the requests; None: no limit. Nothing is refused or fails."""
+    """Limits in seconds, each kept by `share` (0 to 1) of the requests; None: no limit, but LONGEST_WAIT_S for the
+    first token. Nothing is refused or fails."""
 
     ttft: float | None = None
     tpot: float | None = None
     share: float = 0.99
+
+    @property
+    def slo(self) -> SLO:
+        """The limits of one request."""
+        return SLO(LONGEST_WAIT_S if self.ttft is None else self.ttft, self.tpot)
+
+    def is_lost(self, tally: Tally, requests: float) -> bool:
+        """Whether so many of about `requests` were outside of `slo`, by which the tally counts, that one of the two
+        limits is broken whatever comes."""
+        return tally.answered - tally.within > 2 * (1 - self.share) * requests + 1 or tally.refused > 0
 
     def broken(self, tally: Tally) -> str | None:
         """What is not kept, in words."""
@@ -31,8 +45,13 @@ class Promise:
             return f"{tally.refused + tally.failed} of {tally.sent} requests were refused or failed"
         for name, limit in (("ttft", self.ttft), ("tpot", self.tpot)):
             pool: Distribution = getattr(tally, name)
-            if limit is not None and pool.count and (found := pool.percentile(self.share)) > limit:
+            found = pool.percentile(self.share)
+            if limit is not None and found > limit:
                 return f"{name.upper()} p{self.share * 100:g} is {found:.4g} s, {limit:g} s were promised"
+            if name == "ttft" and found > LONGEST_WAIT_S:
+                return (
+                    f"requests come faster than they are served: TTFT p{self.share * 100:g} is {found:.4g} s"
+                )
         return None
 
 

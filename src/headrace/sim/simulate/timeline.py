@@ -55,6 +55,8 @@ class Timeline(Observer):
 
     def tick(self, now: float, replicas: list[Replica]) -> None:
         """Write a picture of each replica."""
+        if self._size > MAX_BYTES:
+            return
         for number, replica in enumerate(replicas):
             picture = snapshot(replica.engine, now)
             before = self._before.get(number)
