@@ -155,6 +155,12 @@ def test_mixes_give_more_bits_where_it_hurts() -> None:
     types = [mix.type_of(f"blk.{layer}.ffn_down.weight", 16) for layer in range(16)]
     assert types.count("Q6_K") == 8 and types[0] == types[15] == "Q6_K"
     assert mix.type_of("blk.0.attn_q.weight", 16) == "Q4_K" and mix.type_of("output.weight", 16) == "Q6_K"
+    three = find_mix("Q3_K_M")
+    assert [three.type_of(f"blk.{layer}.ffn_down.weight", 32) for layer in (1, 2, 31)] == [
+        "Q5_K",
+        "Q4_K",
+        "Q4_K",
+    ]
     assert find_mix("Q5_K").type_of("blk.3.ffn_down.weight", 16) == "Q5_K"
     assert [fitting(name, 96).name for name in ("Q4_K", "Q8_0", "IQ4_XS")] == ["Q5_0", "Q8_0", "IQ4_NL"]
     assert fitting("Q4_0", 40).name == "F16" and all(find_mix(name) for name in MIXES)

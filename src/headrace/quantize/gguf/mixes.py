@@ -35,10 +35,6 @@ def _always(name: str) -> Rule:
     return lambda layer, layers: name
 
 
-def _q3_m_down(layer: int, layers: int) -> str | None:
-    return "Q5_K" if layer < layers // 16 else _more("Q4_K")(layer, layers)
-
-
 @dataclass(frozen=True, slots=True)
 class Mix:
     """number: its `general.file_type`. usual: the type of most matrices. parts: rules for those of a layer by name.
@@ -85,7 +81,7 @@ MIXES: Mapping[str, Mix] = {
         {
             "attn_v": _first("Q5_K", lambda layers: 2, "Q4_K"),
             "attn_qkv": _always("Q4_K"),
-            "ffn_down": _q3_m_down,
+            "ffn_down": _first("Q5_K", lambda layers: layers // 16, "Q4_K"),
             "attn_output": _always("Q4_K"),
         },
     ),
