@@ -18,6 +18,7 @@ from headrace.bench import calibrate as subject  # noqa: E402
 from headrace.bench import calibrate_fit as fits  # noqa: E402
 from headrace.bench import calibrate_server as server  # noqa: E402
 from headrace.bench.calibrate_cases import CALLS, CLOCK_TICKS, Case, Cases, OtherPrograms, undisturbed  # noqa: E402
+from headrace.bench.calibrate_engine import outside_s  # noqa: E402
 from headrace.bench.calibrate_fit import AttentionFit, ProductFit  # noqa: E402
 from headrace.bench.op_tapes import OpTapes  # noqa: E402
 from headrace.bench.roofline import kernel_names, native_module  # noqa: E402
@@ -140,6 +141,8 @@ def test_what_disturbs_some_calls_of_a_step_leaves_its_time_alone() -> None:
     assert undisturbed_step(steps, 2) == 12.0
     assert undisturbed_step(steps, 1) == 9.0  # processor time
     assert undisturbed([3.0]) == 3.0
+    assert outside_s(steps, 2) == 2.0
+    assert outside_s([replace(step, cpu_s=10.5) for step in steps], 1) == 0.5
 
 
 def test_what_other_programs_take_of_the_cores(tmp_path: Path) -> None:

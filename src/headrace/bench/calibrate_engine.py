@@ -12,7 +12,7 @@ from headrace.bench.calibrate_cases import undisturbed
 from headrace.bench.op_tapes import OpTapes
 from headrace.bench.profile import Profiled
 from headrace.bench.sampling import sampling_times
-from headrace.bench.step_times import StepTime, closed_batch
+from headrace.bench.step_times import StepTime, closed_batch, undisturbed_step
 from headrace.build import EngineParts
 from headrace.runner.sampling.native import NativeSampler
 from headrace.sim.profile import SampleCost, StepCost
@@ -67,17 +67,17 @@ class EngineRounds:
     def fit(self, draw: SampleCost) -> StepCost:
         """What is left beside ops and sampling."""
         fixed, each = _line(
-            {batch: _outside_s(self.steps[batch]) - self._drawn(draw, batch) for batch in BATCHES}
+            {batch: self._outside_s(self.steps[batch]) - self._drawn(draw, batch) for batch in BATCHES}
         )
         short, long = PROMPTS
         begin = {
-            tokens: _outside_s(steps) - fixed - each - self._drawn(draw, 1)
+            tokens: self._outside_s(steps) - fixed - each - self._drawn(draw, 1)
             for tokens, steps in self.prompts.items()
         }
         more = max(0.0, begin[long] - begin[short]) / (long - short)
         first = max(0.0, begin[short] - more * (short - 1))
         cold_fixed, cold_each = _line(
-            {batch: _outside_s(self.cold[batch]) - self._drawn(draw, batch) for batch in BATCHES}
+            {batch: self._outside_s(self.cold[batch]) - self._drawn(draw, batch) for batch in BATCHES}
         )
         return StepCost(
             fixed,
@@ -89,6 +89,9 @@ class EngineRounds:
             first,
         )
 
+    def _outside_s(self, steps: Sequence[StepTime]) -> float:
+        return outside_s(steps, self.parts.resolved.num_threads)
+
     def _drawn(self, draw: SampleCost, rows: int) -> float:
         return draw.call_s + rows * (draw.row_s + draw.element_s * self.parts.spec.vocab_size)
 
@@ -98,9 +101,10 @@ def decoding(steps: Sequence[StepTime], batch: int) -> list[StepTime]:
     return [step for step in steps if step.decodes and len(step.shape) == batch]
 
 
-def _outside_s(steps: Sequence[StepTime]) -> float:
+def outside_s(steps: Sequence[StepTime], threads: int) -> float:
     """Seconds of a step beside the ops."""
-    return undisturbed([step.seconds - step.model_s for step in steps])
+    calls = sum(undisturbed(each) for each in zip(*(step.calls for step in steps), strict=True))
+    return max(0.0, undisturbed_step(steps, threads) - calls)
 
 
 def _line(seconds: Mapping[int, float]) -> tuple[float, float]:
