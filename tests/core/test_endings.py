@@ -261,7 +261,7 @@ def test_drafts_that_are_no_tree_fail_their_request(parents: tuple[int, ...]) ->
     ],
 )
 def test_impossible_results_fail_their_request(tokens: tuple[int, ...] | None, message: str) -> None:
-    engine = driver().engine
+    engine = driver(max_draft=2).engine
     engine.add(new("a", 5, max_tokens=9), 0.0)
     plan = engine.begin(0.0)
     number = plan.slices[0].request_id

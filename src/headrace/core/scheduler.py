@@ -194,8 +194,7 @@ class Scheduler:
             wait_until = self._admit_waiting(min(budget, prompts), copies, granted, now)
         if wait_until is not None and (deadline := self.deadlines.next) is not None:
             wait_until = min(wait_until, deadline)
-        if self.stats.preemptions != preemptions:
-            granted = self._still_running(granted)
+        granted = self._still_running(granted)
         slices = tuple(self._slice(request, count) for request, count in granted)
         released, self._released = tuple(self._released), []
         if slices:
