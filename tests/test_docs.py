@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -27,6 +28,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
 BIN = Path(sys.executable).parent
+parser = functools.cache(reference.parser)
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -67,7 +69,13 @@ def test_make_targets_exist(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [line for line in commands() if line.startswith("headrace") and not line.startswith("headrace serve")],
+    [
+        pytest.param(
+            line, marks=pytest.mark.long if line.startswith(("headrace bench", "headrace chat")) else ()
+        )
+        for line in commands()
+        if line.startswith("headrace") and not line.startswith("headrace serve")
+    ],
 )
 def test_readme_commands_run(line: str) -> None:
     done = run(["bash", "-c", line], stdin="Hello!\n/stats\n/exit\n")
@@ -87,10 +95,12 @@ def test_every_command_line_is_accepted(page: str, capsys: pytest.CaptureFixture
     ]:
         for words in headrace_calls(line):
             try:
-                reference.parser().parse_args(words)
+                parser().parse_args(words)
             except SystemExit as error:
                 printed = capsys.readouterr().err
-                named = inline and re.search("arguments are required|expected one argument", printed)
+                named = inline and re.search(
+                    "arguments are required|expected (at least )?one argument", printed
+                )
                 assert error.code == 0 or named, (line, printed)
 
 
@@ -119,7 +129,7 @@ def test_an_unknown_flag_is_noticed() -> None:
         ["generate", "--chat", "-"]
     ]
     with pytest.raises(SystemExit):
-        reference.parser().parse_args(["generate", "Once", "--no-such-flag"])
+        parser().parse_args(["generate", "Once", "--no-such-flag"])
     assert inline_commands(
         "`headrace bench KIND`: run `headrace\nchat` or\n```sh\n`headrace serve`\n```"
     ) == ["headrace\nchat"]
@@ -132,7 +142,14 @@ def test_readme_python_runs(code: str) -> None:
     assert "RequestMetrics" in done.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "openai_client.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("chat.py", "streaming.py") else pytest.mark.long)
+        for name in EXAMPLES
+        if name != "openai_client.py"
+    ],
+)
 def test_examples_run(name: str) -> None:
     done = run([sys.executable, f"examples/{name}"])
     assert done.returncode == 0, done.stderr
@@ -169,6 +186,7 @@ def test_the_served_model_answers_the_example_client(served: str) -> None:
     assert "bear" in done.stdout
 
 
+@pytest.mark.long
 def test_the_quickstart_runs(served: str, tmp_path: Path) -> None:
     """Each block as a script of its own, in order, but for the installation, the server, and what the README shows."""
     text = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")

@@ -34,8 +34,10 @@ MODELS: dict[str, dict[str, object]] = {
     "sinks": {"model": "tale", "attention_sinks": 4, "sliding_window": 24},
 }
 TORCH = "full on torch"
-SAMPLED = {TORCH: "chunked prefill", "full latents": "everything"}
-"""Kinds whose steps are the same code as others': one case of the usual run each, with what is their own in it."""
+SAMPLED = {TORCH: "", "full latents": "everything", "sinks": "everything"}
+"""Kinds whose steps are the same code as others': one case of the usual run each, with what is their own in it.
+
+Of torch there is none: its first use takes as long as all others, and tests/test_llm.py compares its tokens."""
 KINDS = [pytest.param(kind, marks=pytest.mark.long if kind in SAMPLED else ()) for kind in MODELS]
 ALONE: dict[str, object] = {
     "max_num_seqs": 4, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "block_size": 64,
@@ -315,7 +317,10 @@ def assert_same(kind: str, seen: Run, expected: Run, without: Sequence[str] = ()
         assert {key: seen.logprobs[key] for key in kept} == {key: expected.logprobs[key] for key in kept}
 
 
-@pytest.mark.parametrize(("kind", "case"), combinations(SHARED, {TORCH: "", "full latents": "and preempted"}))
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    combinations(SHARED, {TORCH: "", "full latents": "and preempted", "sinks": "and preempted"}),
+)
 def test_equal_prompts_that_arrive_together_share_them(
     kind: str, case: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]
 ) -> None:

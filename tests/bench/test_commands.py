@@ -87,6 +87,7 @@ def test_prefill_in_chunks(tmp_path: Path) -> None:
             assert rate * seconds == pytest.approx(64)
 
 
+@pytest.mark.long
 def test_startup(tmp_path: Path) -> None:
     report = bench("startup", "--input-len", "5", path=tmp_path / "out.json")
     (row,) = report.rows
@@ -173,7 +174,9 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "latency" else pytest.mark.long) for kind in DRAWN]
+)
 def test_a_plot_is_drawn(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "plot.svg"
     model = "tale" if kind == "overhead" else "shape:tiny"

@@ -30,6 +30,7 @@ def loss_of(transformers_model: torch.nn.Module, ids: list[int]) -> float:
     return torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum").item()
 
 
+@pytest.mark.long
 def test_the_loss_equals_transformers(tale: LLM) -> None:
     transformers = needs.package("transformers")
     folder = resolve_model("tale").path

@@ -90,6 +90,7 @@ def test_the_workload_is_long_tailed_and_every_tenth_request_is_urgent() -> None
     assert [len(served(row, arrivals)) for row in BASELINES] == [31, 250] + [1000] * 5
 
 
+@pytest.mark.long
 def test_batches_are_as_large_as_their_rows_say() -> None:
     """By counts: a contiguous pool of eight sequences runs eight, and continuous batching keeps them busy."""
     arrivals = shared_prompt_chats(48, lambda messages: [5 + index for index in range(120)], rate_per_s=1e6)

@@ -68,7 +68,12 @@ def test_a_full_disk_is_an_error(word: str, unbuffered: str) -> None:
 @pytest.mark.parametrize(
     ("limit", "words", "said"),
     [
-        ("-v 900000", "generate hi --num-threads 1 --kv-cache-memory 1GB", "there is not enough memory"),
+        pytest.param(
+            "-v 900000",
+            "generate hi --num-threads 1 --kv-cache-memory 1GB",
+            "there is not enough memory",
+            marks=pytest.mark.long,
+        ),
         ("-n 20", "serve tale --port 0", "too many open files"),
     ],
 )

@@ -254,7 +254,12 @@ def test_a_shape_is_refused_before_its_weights_are_made(
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["serve", "--help"], ["inspect"], ["generate", "Once", *SHORT]]
+    "words",
+    [
+        ["--help"],
+        ["generate", "Once", *SHORT],
+        *(pytest.param(words, marks=pytest.mark.long) for words in (["serve", "--help"], ["inspect"])),
+    ],
 )
 def test_a_full_disk_is_one_line(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
@@ -273,13 +278,16 @@ def test_a_closed_pipe_is_one_line() -> None:
     assert done.stderr == "headrace: error: the output could not be written: its reader closed the pipe\n"
 
 
-def test_closed_streams_are_no_traceback() -> None:
+@pytest.mark.parametrize(
+    "closed", [">&-", *(pytest.param(other, marks=pytest.mark.long) for other in ("2>&-", "<&-"))]
+)
+def test_closed_streams_are_no_traceback(closed: str) -> None:
     words = " ".join([*RUN, "generate", "Once", *SHORT])
-    for closed in (">&-", "2>&-", "<&-"):
-        done = subprocess.run(f"{words} {closed}", shell=True, capture_output=True, text=True, check=False)
-        assert done.returncode == 0 and "Traceback" not in done.stderr, closed
+    done = subprocess.run(f"{words} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_no_progress_bar_where_standard_error_is_no_terminal() -> None:
     code = (
         "import headrace.llm as llm; llm._LoadingBar._PATIENCE_S = -1.0\n"
@@ -315,12 +323,14 @@ sys.exit(main())
     ("module", "words"),
     [
         ("headrace.cli", ["--help"]),
-        ("headrace.cli.engine_flags", ["generate", "Once"]),
-        ("headrace.llm", ["generate", "Once"]),
+        pytest.param("headrace.cli.engine_flags", ["generate", "Once"], marks=pytest.mark.long),
+        pytest.param("headrace.llm", ["generate", "Once"], marks=pytest.mark.long),
         ("numpy", ["generate", "Once"]),
-        ("headrace.bench.report", ["bench", "latency"]),
+        pytest.param("headrace.bench.report", ["bench", "latency"], marks=pytest.mark.long),
         ("uvicorn", ["serve", "--port", "0"]),
-        ("headrace.server.batch.run", ["run-batch", "in.jsonl", "out.jsonl"]),
+        pytest.param(
+            "headrace.server.batch.run", ["run-batch", "in.jsonl", "out.jsonl"], marks=pytest.mark.long
+        ),
     ],
 )
 def test_ctrl_c_during_imports_is_one_line_and_130(module: str, words: list[str]) -> None:

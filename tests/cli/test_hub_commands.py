@@ -136,6 +136,7 @@ def test_an_unfinished_download_is_listed(
     assert last.startswith("org/plain: 2.00 KiB of an unfinished download; ")
 
 
+@pytest.mark.long
 def test_a_model_of_the_hub_is_run(hub: Hub) -> None:
     """The same bytes as the bundled model, by reference: without a download before, then from the cache without a
     hub."""

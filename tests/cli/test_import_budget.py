@@ -51,7 +51,17 @@ def test_help_imports_few_modules() -> None:
     assert len(modules) <= MODULES_OF_HELP, modules
 
 
-@pytest.mark.parametrize("command", LISTED, ids=lambda command: command.name)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            one,
+            id=one.name,
+            marks=() if one.name in ("generate", "serve", "bench", "inspect") else pytest.mark.long,
+        )
+        for one in LISTED
+    ],
+)
 def test_help_of_a_command_imports_nothing_that_runs_it(command) -> None:  # type: ignore[no-untyped-def]
     modules = imported_by(command.name, "--help")
     assert len(modules) <= MODULES_OF_A_COMMAND, modules

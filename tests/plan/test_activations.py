@@ -100,7 +100,8 @@ print(memory("VmHWM") - before)
 """
 
 
-@pytest.mark.parametrize("ops", ["torch", pytest.param("reference", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ops", ["torch", "reference"])
 def test_the_ledger_covers_a_step_on_the_torch_path(ops: str) -> None:
     """The peak of a step that scores a prompt of 1,000 tokens, most of it attention scratch and logits."""
     from headrace.build import survey

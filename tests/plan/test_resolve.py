@@ -348,7 +348,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     windows=st.lists(st.none() | st.integers(1, 150), min_size=1, max_size=4),
     sinks=st.integers(0, 5),

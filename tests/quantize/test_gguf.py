@@ -118,6 +118,11 @@ def test_a_file_is_the_model_with_its_tokenizer(tiny: str, tmp_path: Path) -> No
     assert ours.encode(text) == theirs.encode(text)
     messages = [{"role": "user", "content": "Hello"}]
     assert ours.encode_chat(messages) == theirs.encode_chat(messages)
+
+
+@pytest.mark.long
+def test_errors_are_compensated_where_there_are_texts(tiny: str, tmp_path: Path) -> None:
+    report = made(tiny, tmp_path / "out", "Q4_0")
     made(tiny, tmp_path / "rounded", "Q4_0", "rtn")
     rounded = made(tiny, tmp_path / "blind", "Q4_0", "rtn", texts=[])
     assert sum(report.errors.values()) < sum(rounded.errors.values())

@@ -93,7 +93,7 @@ def story(server: ServeProcess) -> str:
 def test_an_engine_that_dies_or_hangs(number: signal.Signals, timeout: str) -> None:
     with served("--engine-timeout", timeout) as server:
         before = story(server)
-        streams = readers(server, 6)
+        streams = readers(server, 3)
         (engine,) = server.descendants()
         os.kill(engine, number)
         for reader in streams:
@@ -151,6 +151,10 @@ def test_processes_end_with_their_parents() -> None:
         os.kill(worker, signal.SIGSTOP)
         server.process.kill()
         until(lambda: not alive(engine) and not alive(worker))
+
+
+@pytest.mark.long
+def test_a_stopped_engine_ends_with_its_server() -> None:
     with served() as server:
         readers(server, 4)
         (engine,) = server.descendants()
@@ -176,7 +180,7 @@ def test_the_server_may_die_while_it_restarts_its_engine() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_under_load(number: signal.Signals) -> None:
     with served() as server:
-        streams = readers(server, 8)
+        streams = readers(server, 3)
         (engine,) = server.descendants()
         early = connect(server.url)
         server.process.send_signal(number)
@@ -196,6 +200,7 @@ def test_a_signal_under_load(number: signal.Signals) -> None:
         assert not alive(engine)
 
 
+@pytest.mark.long
 def test_half_a_request_does_not_delay_the_end() -> None:
     with served("--shutdown-timeout", "600") as server:
         half = [connect(server.url) for _ in range(20)]
@@ -222,6 +227,7 @@ def test_the_deadline_of_a_shutdown() -> None:
         assert not alive(engine)
 
 
+@pytest.mark.long
 def test_a_thread_that_cannot_be_stopped() -> None:
     """A text of twelve megabytes is being tokenized, which takes longer than the shutdown may."""
     with served("--shutdown-timeout", "1", "--attention-sinks", "4", "--sliding-window", "252") as server:
@@ -252,9 +258,14 @@ def test_a_second_signal_does_not_wait() -> None:
         assert not alive(engine)
 
 
-def test_signals_before_there_are_handlers() -> None:
+@pytest.mark.parametrize(
+    "delays_s",
+    [(0.0, 0.1), pytest.param((0.02, 0.05, 0.2, 0.4), marks=pytest.mark.long)],
+    ids=["few", "more"],
+)
+def test_signals_before_there_are_handlers(delays_s: tuple[float, ...]) -> None:
     """Sent so early that Python itself is still starting, or we are: the process ends, whatever it was doing."""
-    for delay_s in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
+    for delay_s in delays_s:
         process = subprocess.Popen([*COMMAND, "tale", "--port", "0"], stdout=subprocess.DEVNULL)
         time.sleep(delay_s)
         process.terminate()
@@ -279,14 +290,12 @@ def comes_up(port: int) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "redirection",
-    [
-        "> /dev/full 2> /dev/full", pytest.param("2>&1 | head -1 > /dev/null", marks=pytest.mark.long),
-        pytest.param("< /dev/null >&- 2>&-", marks=pytest.mark.long),
-    ],
+    ["> /dev/full 2> /dev/full", "2>&1 | head -1 > /dev/null", "< /dev/null >&- 2>&-"],
     ids=["disk full", "reader gone", "closed"],
-)  # fmt: skip
+)
 def test_output_that_is_never_read(redirection: str) -> None:
     """The server continues, and its exit code is 0."""
     port = free_port()
@@ -320,6 +329,7 @@ def engines(session: int) -> list[int]:
     return [int(line.split()[0]) for line in listing.stdout.splitlines() if "engine-process" in line]
 
 
+@pytest.mark.long
 def test_two_servers_that_start_at_once() -> None:
     port = free_port()
     both = [
@@ -353,6 +363,7 @@ def test_a_million_characters(tale: ServeProcess) -> None:
     assert story(tale)
 
 
+@pytest.mark.long
 def test_a_request_larger_than_the_pool() -> None:
     with served("--num-kv-blocks", "4", "--block-size", "16") as server:
         client = server.openai()

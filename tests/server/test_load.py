@@ -247,6 +247,7 @@ def test_unflushed_bytes_do_not_count_as_a_slow_reader() -> None:
     assert counted(row) and row.values["answered"] > 100
 
 
+@pytest.mark.long
 def test_a_closed_load_obeys_retry_after() -> None:
     """The engine takes 16 at once: among 80 clients some are refused, and none of them hammers."""
     with contextlib.closing(TinyServer(max_in_flight=16)) as few:

@@ -27,7 +27,7 @@ def seen_by(position: int, kv: KVLayout) -> set[int]:
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(None, 0), (5, 0), (5, 3), (100, 4)])
-@pytest.mark.parametrize("start", [0, 1, 4, 7, 8, 9, 30])
+@pytest.mark.parametrize("start", [0, 4, 7, 9, 30])
 @pytest.mark.parametrize("tokens", [1, 2, 6, 20])
 def test_visible_keys_equal_a_plain_loop(window: int | None, sinks: int, start: int, tokens: int) -> None:
     kv = layout(window, sinks)

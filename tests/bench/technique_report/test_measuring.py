@@ -39,6 +39,7 @@ def check(rows: list[Row]) -> None:
         )
 
 
+@pytest.mark.long
 def test_exact_techniques_give_the_same_answers_and_each_is_compared_with_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

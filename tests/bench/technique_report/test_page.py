@@ -66,6 +66,7 @@ class Seen(HTMLParser):
                 self.loaded.append(f"{tag} {target}")
 
 
+@pytest.mark.long
 def test_the_page_has_every_section_and_loads_nothing() -> None:
     text = html(a_report())
     seen = Seen()

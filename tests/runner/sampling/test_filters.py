@@ -29,7 +29,9 @@ Make = Callable[[int], Any]
 STOP = frozenset({1, 3})
 
 
-@pytest.fixture(scope="module", params=["one width", "many widths"], autouse=True)
+@pytest.fixture(
+    scope="module", params=[pytest.param("one width", marks=pytest.mark.long), "many widths"], autouse=True
+)
 def widths(request: pytest.FixtureRequest) -> Iterator[None]:
     """Small vocabularies are sorted whole; narrow prefixes make them take every path that large ones take."""
     with pytest.MonkeyPatch.context() as patch:
@@ -93,7 +95,7 @@ def row(draw: st.DrawFn, vocab_size: int) -> Case:
     return logits.astype(np.float32), params, ids(10), ids(6), draw(st.integers(-(2**63), 2**63 - 1))
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(data=st.data(), vocab_size=st.integers(4, 50), count=st.integers(1, 4))
 def test_tokens_equal_those_of_the_plain_sampler(
     make_sampler: Make, data: st.DataObject, vocab_size: int, count: int

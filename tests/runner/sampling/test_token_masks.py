@@ -180,6 +180,7 @@ def test_a_grammar_that_takes_too_long_fails(
     assert steps_of(started(grammars, new(AMBIGUOUS)), a, count + 20) == count + 20  # the budget ended it
 
 
+@pytest.mark.long
 def test_a_grammar_exhausted_by_others_is_still_followed(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

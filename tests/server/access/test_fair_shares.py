@@ -78,7 +78,8 @@ def share(served: ServeProcess, until: int) -> float:
     return found["modest"] / sum(found.values())
 
 
-@pytest.mark.parametrize(("weight", "until"), [pytest.param(1.0, 36, marks=pytest.mark.long), (3.0, 45)])
+@pytest.mark.long
+@pytest.mark.parametrize(("weight", "until"), [(1.0, 36), (3.0, 45)])
 def test_a_heavy_key_starves_no_other(tmp_path: Path, weight: float, until: int) -> None:
     for served in served_with(tmp_path, weight):
         assert share(served, until) == pytest.approx(weight / (1 + weight), rel=0.12)

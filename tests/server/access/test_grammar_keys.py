@@ -60,7 +60,8 @@ async def answered_before(url: str, key: str) -> int:
     return meanwhile
 
 
-@pytest.mark.parametrize("key", ["modest", pytest.param("greedy", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("key", ["modest", "greedy"])
 def test_a_key_waits_only_for_its_own_grammars(served: ServeProcess, key: str) -> None:
     meanwhile = asyncio.run(answered_before(served.url, key))
     if key == "greedy":  # the order without turns

@@ -351,6 +351,7 @@ def test_keys_are_read_again_on_sighup_and_never_shown(tmp_path: Path) -> None:
     assert [name for name in ("ann", "bob", "cat", "dog") if secret(name) in text] == []
 
 
+@pytest.mark.long
 def test_hangups_while_the_model_loads_do_not_end_the_server(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(json.dumps([{"name": "ann", "key": secret("ann")}]))
@@ -371,6 +372,7 @@ def test_a_wrong_key_file_is_reported_before_the_model_loads(
     assert capsys.readouterr().err == f"headrace: error: the key file {path} must list at least one key\n"
 
 
+@pytest.mark.long
 def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_API_KEY", secret("env"))
     served = serve("tale", "--port", "0", "--num-threads", "1", "--api-key", secret("line"))

@@ -423,6 +423,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert all(answer["response"]["status_code"] == 200 for answer in answers(output))
 
 
+@pytest.mark.long
 def test_an_engine_that_is_killed_is_started_again(tmp_path: Path) -> None:
     ids = [f"{i}" for i in range(24)]
     lines = [request(i, {"prompt": f"Once {i}", "max_tokens": 40, "ignore_eos": True}) for i in ids]

@@ -166,7 +166,7 @@ def _check_free(server: TinyServer, crowd: Leavers) -> None:
     assert crowd.late == [], "requests were still at the engine after their abort"
 
 
-@pytest.mark.parametrize("rounds", [40, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [20, pytest.param(400, marks=pytest.mark.long)])
 def test_abort_frees_blocks_within_a_step(rounds: int) -> None:
     left, aimed = churn(ENGINE_COMMAND, rounds)
     assert sum(aimed.values()) == rounds and left["any"] >= rounds
@@ -177,9 +177,10 @@ def test_abort_frees_blocks_within_a_step(rounds: int) -> None:
 
 def test_a_leaked_block_is_noticed() -> None:
     with pytest.raises(AssertionError, match="free_blocks"):
-        churn(LEAKY, 40)
+        churn(LEAKY, 20)
 
 
+@pytest.mark.long
 def test_an_abort_that_is_not_sent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server does not send the abort: the request continues, and the check after it finds it."""
 

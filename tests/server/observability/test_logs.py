@@ -332,6 +332,7 @@ def test_an_orphaned_engine_process_logs_nothing() -> None:
     assert engine_process(b"") == []
 
 
+@pytest.mark.long
 def test_a_full_disk_for_logs_fails_no_request() -> None:
     with Path("/dev/full").open("w") as full:
         process, url = served(full, "--log-format", "json", "--log-level", "info")

@@ -197,6 +197,7 @@ def test_a_collector_receives_the_spans_of_a_server(
     assert all(one["gen_ai.usage.completion_tokens"].int_value == 3 for one in reported)
 
 
+@pytest.mark.long
 def test_an_absent_collector_blocks_no_request() -> None:
     process, url = served(subprocess.DEVNULL, "--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces")
     with httpx.Client(base_url=url, timeout=30) as http:

@@ -74,6 +74,7 @@ def test_a_salt_that_is_made_up_opens_no_other_key(served: ServeProcess, guess: 
     assert cached(served, "bob", prompt, cache_salt=hashed) == 0
 
 
+@pytest.mark.long
 def test_prefixes_are_shared_across_keys_where_that_is_asked_for(tmp_path: Path) -> None:
     served = with_keys(tmp_path, "--share-prefix-across-keys")
     try:
@@ -110,6 +111,7 @@ def test_a_reason_that_reveals_other_keys_is_noticed(monkeypatch: pytest.MonkeyP
     assert explained() == [(0, "other salt"), (0, "never seen")]
 
 
+@pytest.mark.long
 def test_a_salt_without_the_key_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: the caller's own salt is passed on as it is."""
     counts = []

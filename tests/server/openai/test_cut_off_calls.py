@@ -74,9 +74,8 @@ def streamed_text(path: str, lines: Iterator[str]) -> str:
     scope="module",
     params=[
         "hermes",
-        "pythonic",
         "special",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("mistral", "llama3_json")),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("pythonic", "mistral", "llama3_json")),
     ],
 )
 def caller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyServer]:

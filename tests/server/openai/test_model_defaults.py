@@ -55,6 +55,7 @@ def test_requests_without_options_get_the_defaults(shy: ServeProcess) -> None:
     )  # what a request says holds
 
 
+@pytest.mark.long
 def test_they_are_switched_off(folder: Path) -> None:
     served = serve(str(folder), *ENGINE, "--generation-config", "vllm")
     try:

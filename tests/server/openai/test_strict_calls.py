@@ -82,7 +82,9 @@ def valid(name: str, arguments: str) -> bool:
     return jsonschema_rs.is_valid(SCHEMAS[name], json.loads(arguments))
 
 
-@pytest.mark.parametrize("parallel", [True, False], ids=["parallel", "single"])
+@pytest.mark.parametrize(
+    "parallel", [True, pytest.param(False, marks=pytest.mark.long)], ids=["parallel", "single"]
+)
 def test_every_call_follows_its_schema(model: Model, parallel: bool) -> None:
     made = said = 0
     for seed in range(4):
@@ -97,6 +99,7 @@ def test_every_call_follows_its_schema(model: Model, parallel: bool) -> None:
     assert made > 8 and said > 0
 
 
+@pytest.mark.long
 def test_without_strict_the_same_model_breaks_the_schema(model: Model) -> None:
     """The grammar of the other tool sees to it that there are calls at all."""
     broken = 0
@@ -131,6 +134,7 @@ def test_a_stream_equals_the_whole_answer(model: Model) -> None:
     assert any(names)
 
 
+@pytest.mark.long
 def test_the_client_s_own_stream_helper(model: Model) -> None:
     made = 0
     for seed in range(6):
@@ -153,6 +157,7 @@ class Paint(BaseModel):
     wet: bool
 
 
+@pytest.mark.long
 def test_calls_parsed_by_the_client(model: Model) -> None:
     """It asks for strict tools alone, and raises an error for arguments that do not fit."""
     made = 0
@@ -213,6 +218,7 @@ def test_a_marker_in_the_reasoning_begins_no_call(model: Model) -> None:
     assert valid(call.function.name, call.function.arguments)
 
 
+@pytest.mark.long
 def test_a_call_after_thoughts(model: Model) -> None:
     """Pushed to close what the prompt has opened."""
     made = thought = 0

@@ -36,6 +36,7 @@ def test_an_answer_grows_and_is_stopped(slow: TinyServer, visit: Open) -> None:
     assert one.page.inner_text(".message.user").endswith("Tell me something long")
 
 
+@pytest.mark.long
 def test_escape_stops_too(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.say("Go on and on")
@@ -60,6 +61,7 @@ def test_figures_under_an_answer(slow: TinyServer, visit: Open) -> None:
     assert cached >= 8 and cached % 8 == 0  # whole blocks of the first turn
 
 
+@pytest.mark.long
 def test_regenerate_copy_and_new_chat(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -78,6 +80,7 @@ def test_regenerate_copy_and_new_chat(slow: TinyServer, visit: Open) -> None:
     assert one.page.is_visible("#welcome") and not one.page.locator(".message").all()
 
 
+@pytest.mark.long
 def test_a_suggestion_is_sent(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.page.click("#ideas button >> nth=0")
@@ -109,13 +112,10 @@ def test_settings_are_sent_and_kept(slow: TinyServer, visit: Open) -> None:
     one.page.keyboard.press("Escape")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("temperature", "3"),
-        pytest.param("top_p", "0", marks=pytest.mark.long),
-        pytest.param("max_tokens", "0", marks=pytest.mark.long),
-    ],
+    [("temperature", "3"), ("top_p", "0"), ("max_tokens", "0")],
 )
 def test_settings_out_of_range_are_not_sent(slow: TinyServer, visit: Open, field: str, value: str) -> None:
     one = visit(slow.url, calm=True)
@@ -208,6 +208,7 @@ def test_markdown_is_drawn(slow: TinyServer, visit: Open) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_thoughts_are_shown_separately(slow: TinyServer, visit: Open) -> None:
     """Through the code that draws answers: the bundled model does not think aloud."""
     one = visit(slow.url, calm=True)
@@ -283,6 +284,7 @@ def test_the_page_asks_for_a_key(visit: Open) -> None:
         served.process.wait(30)
 
 
+@pytest.mark.long
 def test_a_key_without_admin_rights_chats(visit: Open) -> None:
     server = TinyServer(traffic=keyed(Caller("ann")), step_s=0.01)
     try:
@@ -304,6 +306,7 @@ def test_a_key_without_admin_rights_chats(visit: Open) -> None:
         server.close()
 
 
+@pytest.mark.long
 def test_a_key_in_typographic_quotes_is_named_as_such(visit: Open) -> None:
     server = TinyServer(traffic=keyed(Caller("ann")))
     try:
@@ -325,6 +328,7 @@ def roles(one: Visit) -> list[tuple[str, str]]:
     return [(turn["role"], turn["content"][:6]) for turn in one.bodies[-1]["messages"]]
 
 
+@pytest.mark.long
 def test_try_again_on_an_older_answer_asks_its_own_question(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.set(max_tokens=5000)
@@ -348,6 +352,7 @@ def test_try_again_on_an_older_answer_asks_its_own_question(slow: TinyServer, vi
     assert [role for role, _ in roles(one)] == ["user", "assistant", "user"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["", "data: [DONE]\n\n"])
 def test_a_stream_without_its_last_event_is_no_complete_answer(
     slow: TinyServer, visit: Open, end: str
@@ -404,6 +409,7 @@ CHANGED = """async ([text, cuts]) => {
 }"""
 
 
+@pytest.mark.long
 def test_an_answer_that_grows_is_not_drawn_from_its_beginning(slow: TinyServer, visit: Open) -> None:
     """At every cut the result equals one drawn at once; few more elements are created than kept."""
     one = visit(slow.url, calm=True)
@@ -428,6 +434,7 @@ LONG_BLOCKS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LONG_BLOCKS)
 def test_one_long_block_that_grows_is_not_drawn_from_its_beginning(
     slow: TinyServer, visit: Open, kind: str
@@ -444,6 +451,7 @@ def test_one_long_block_that_grows_is_not_drawn_from_its_beginning(
     assert drawn < 20 * len(text)  # characters; drawn from the beginning each time, a hundred times as many
 
 
+@pytest.mark.long
 def test_the_page_knows_its_own_lane(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     ids = ["chatcmpl-0123456789abcdef", "cmpl-é", "resp-1", "whatever"]

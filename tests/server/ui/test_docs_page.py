@@ -41,6 +41,7 @@ def locked() -> Iterator[TinyServer]:
     server.close()
 
 
+@pytest.mark.long
 def test_the_key_of_the_chat_page_is_used(chromium: Browser, locked: TinyServer) -> None:
     context = chromium.new_context()
     page = context.new_page()
@@ -70,6 +71,7 @@ def test_it_shows_every_route_and_object(page: Page, tiny: TinyServer) -> None:
     assert "tokens *list of integer (≥ 0, ≤ 2047)" in (detokenize or "")
 
 
+@pytest.mark.long
 def test_a_link_opens_its_object(page: Page, tiny: TinyServer) -> None:
     show(page, tiny.url)
     page.click("summary:has-text('/v1/chat/completions')")

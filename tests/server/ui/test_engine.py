@@ -14,7 +14,7 @@ from tests.server.ui.visit import Visit
 
 Open = Callable[..., Visit]
 
-WIDTHS = [360, 2560, *(pytest.param(width, marks=pytest.mark.long) for width in (390, 768, 900, 1280, 1920))]
+WIDTHS = [360, *(pytest.param(width, marks=pytest.mark.long) for width in (390, 768, 900, 1280, 1920, 2560))]
 
 
 def engine_view(one: Visit) -> None:
@@ -76,6 +76,7 @@ def test_traffic_makes_lanes_and_blocks_move(
     assert int(text.split()[0].replace(",", "")) == crowded.stats().scheduler.preemptions > 0
 
 
+@pytest.mark.long
 def test_lanes_show_which_drafted_tokens_were_right(visit: Open) -> None:
     server = TinyServer(step_s=0.05, max_draft=4)
     try:
@@ -101,6 +102,7 @@ def test_lanes_show_which_drafted_tokens_were_right(visit: Open) -> None:
         server.close()
 
 
+@pytest.mark.long
 def test_the_page_summarises_the_traffic(tale: ServeProcess, visit: Open) -> None:
     one = visit(tale.url, calm=True)
     one.page.click("#traffic")
@@ -114,6 +116,7 @@ def test_the_page_summarises_the_traffic(tale: ServeProcess, visit: Open) -> Non
     one.wait(lambda: "No request is at the engine now" in one.page.inner_text("#lanes-table"))
 
 
+@pytest.mark.long
 def test_a_block_shows_its_details(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.say("Tell me a story about a fox who wants a lantern, and do not stop before I say so")
@@ -167,6 +170,7 @@ def test_nothing_reaches_beyond_the_window(slow: TinyServer, visit: Open, width:
     assert overflowing(one)  # it would be noticed
 
 
+@pytest.mark.long
 def test_both_views_are_side_by_side_where_there_is_room(slow: TinyServer, visit: Open) -> None:
     wide, narrow = visit(slow.url, width=1280, calm=True), visit(slow.url, width=390, calm=True)
     assert wide.page.is_visible("#chat") and wide.page.is_visible("#engine")
@@ -182,6 +186,7 @@ def ground(one: Visit) -> str:
     return colour
 
 
+@pytest.mark.long
 def test_the_theme_follows_the_system_or_the_button(slow: TinyServer, visit: Open) -> None:
     light, dark = visit(slow.url), visit(slow.url, theme="dark")
     assert (ground(light), ground(dark)) == ("rgb(238, 243, 242)", "rgb(10, 19, 22)")
@@ -193,6 +198,7 @@ def test_the_theme_follows_the_system_or_the_button(slow: TinyServer, visit: Ope
     assert "dark" in (light.page.get_attribute("#theme", "aria-label") or "")
 
 
+@pytest.mark.long
 def test_reduced_motion_is_respected(slow: TinyServer, visit: Open) -> None:
     """The wheel turns while tokens arrive, but not with reduced motion."""
 
@@ -226,6 +232,7 @@ def test_a_hidden_page_does_not_poll(slow: TinyServer, visit: Open) -> None:
     one.wait(lambda: slow.feed._watchers == others)
 
 
+@pytest.mark.long
 def test_the_page_survives_a_restart_of_the_engine(visit: Open) -> None:
     served = serve("tale", "--port", "0", "--num-threads", "1")
     try:

@@ -49,9 +49,8 @@ SOME = "^/(v1/(embeddings|models|responses)|api/generate|detokenize|version|heal
 """Paths of every kind: with texts, tokens and vectors, streams, stored answers, and without a body."""
 
 
-@pytest.mark.parametrize(
-    ("paths", "examples", "least"), [(SOME, 2, 60), pytest.param(".", 8, 400, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("paths", "examples", "least"), [(SOME, 2, 60), (".", 8, 400)])
 def test_schemathesis_finds_nothing(quick: TinyServer, paths: str, examples: int, least: int) -> None:
     """`examples` at most a route, kind of data and phase; they come to at least `least`."""
     options = ("--include-path-regex", paths, "--exclude-path", "/live", "--max-examples", str(examples))
@@ -62,6 +61,7 @@ def test_schemathesis_finds_nothing(quick: TinyServer, paths: str, examples: int
     assert quick.idle
 
 
+@pytest.mark.long
 def test_schemathesis_finds_planted_errors(quick: TinyServer) -> None:
     """An answer of another type, and a bound that the server does not keep."""
     document = quick.app.openapi()

@@ -111,7 +111,13 @@ def spent_s(checker: GrammarChecker) -> float:
     return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("name", EXPLOSIVE)
+USUAL = ("many repeats", "combinations", "many optional properties", "doubling")
+"""Of each kind of grammar, and of time and memory."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.long) for name in EXPLOSIVE]
+)
 def test_explosive_grammars_are_refused_in_time(checker: GrammarChecker, name: str) -> None:
     pid, kind, source = checker.pid, *EXPLOSIVE[name]
     before = spent_s(checker)

@@ -172,7 +172,7 @@ async def tokens_meanwhile(client: ProcessClient, tokenizer: Tokenizer) -> int:
     return tokens
 
 
-@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize("planted", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_compiling_does_not_affect_other_requests(tokenizer: Tokenizer, planted: bool) -> None:
     tokens: list[int] = []
 
@@ -226,9 +226,9 @@ def test_too_many_waiting_are_refused(store: GrammarStore, monkeypatch: pytest.M
     monkeypatch.setattr(grammar_queue, "MAX_WAITING", 3)
     gate = GrammarGate(store, None)
     for i in range(3):
-        gate.submit(request(f"r{i}", hard(i)), 5.0)
+        gate.submit(request(f"r{i}", heavy(i)), 5.0)
     with pytest.raises(Overloaded, match="too many"):
-        gate.submit(request("r3", hard(3)), 5.0)
+        gate.submit(request("r3", heavy(3)), 5.0)
     assert gate.abort("r2") and not gate.abort("r2") and not gate.abort("unknown")
     assert not gate.submit(request("r3", Grammar("regex", "a")), 5.0)
     assert {new.request_id for new, _, _ in settle(gate)} == {"r0", "r1", "r3"}

@@ -137,7 +137,7 @@ def taken_before(events: Sequence[str], user: str) -> list[int]:
     ("workers", "fair"),
     [
         pytest.param(1, True, id="one worker"),
-        pytest.param(2, True, id="two workers"),
+        pytest.param(2, True, id="two workers", marks=pytest.mark.long),
         pytest.param(2, False, id="unfair", marks=pytest.mark.long),
     ],
 )

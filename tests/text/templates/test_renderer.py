@@ -87,7 +87,13 @@ def calm() -> Iterator[ChatTemplate]:
 # ---- Attacks ----
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+USUAL = ("hash of deep tuples", "endless loop", "repeat", "long output")
+"""One for each way in which a rendering ends."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.long) for name in ATTACKS]
+)
 def test_an_attack_ends_one_rendering(name: str) -> None:
     attack, reason = ATTACKS[name]
     template = ChatTemplate(armed(attack), limits=TemplateLimits(cpu_s=0.5 if reason == "SIGSEGV" else 0.25))
@@ -100,6 +106,7 @@ def test_an_attack_ends_one_rendering(name: str) -> None:
     assert pid_of(template) != first
 
 
+@pytest.mark.long
 def test_a_server_under_attack_serves_others(tmp_path: Path) -> None:
     folder = shutil.copytree(TALE, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(armed(ATTACKS["sum of large numbers"][0]))

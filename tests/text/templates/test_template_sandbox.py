@@ -117,9 +117,15 @@ def test_the_largest_chat_fits_the_memory() -> None:
     [
         (ENDLESS, "refused in a trial: it takes too long"),
         (REPEAT, "refused in a trial: it takes too much memory"),
-        ("{% if tools %}" + REPEAT + "{% endif %}", "refused in a trial: it takes too much memory"),
+        pytest.param(
+            "{% if tools %}" + REPEAT + "{% endif %}",
+            "refused in a trial: it takes too much memory",
+            marks=pytest.mark.long,
+        ),
         ("{% include 'x' %}", "damaged"),
-        ("{{ (10 ** (10 ** 8)) is none }}", "takes too long"),  # computed by the compiler
+        pytest.param(  # computed by the compiler
+            "{{ (10 ** (10 ** 8)) is none }}", "takes too long", marks=pytest.mark.long
+        ),
     ],
     ids=["time", "memory", "only with tools", "damaged", "while compiling"],
 )
