@@ -121,6 +121,16 @@ def test_search(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "breaks the promise: TTFT p90 is" in report["notes"][0]
 
 
+def test_a_search_keeps_the_speed_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 20, "output_length": 3}
+    path.write_text("".join(json.dumps(row | {"timestamp": 1000 * at}) + "\n" for at in range(4)))
+    flags = ["--trace", str(path), "--trace-speed", "10", "--search", "replicas", "--ttft", "5"]
+    assert simulate(*flags, "--json", "-") == 0
+    (found,) = json.loads(capsys.readouterr().out)["rows"]
+    assert 0.3 < found["values"]["wall_s"] < 0.4
+
+
 def test_the_simulator_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [
         "--model",
@@ -159,6 +169,11 @@ def test_a_promise_about_tpot_alone_ends_where_the_queue_grows(capsys: pytest.Ca
     assert row["labels"]["rate"] > 0.8 * capacity
     assert row["labels"]["rate"] * row["values"]["tpot_p50_s"] * 100 < 1.2
     assert "requests come faster than they are served" in report["notes"][0]
+
+
+def test_all_requests_at_once_need_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--rate", "inf", "--search", "replicas", "--ttft", "1") == 1
+    assert "takes --num-prompts" in capsys.readouterr().err
 
 
 def test_routers_are_those_that_there_are() -> None:

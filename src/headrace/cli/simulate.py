@@ -129,14 +129,16 @@ def run(args: argparse.Namespace) -> int:
     _check(args, rates)
     service, load = _service(args), _load(args)
     vocab_size = service.deployment.scheduler.vocab_size
-    load.at_rate(rates[0]).asks(vocab_size)  # a trace that cannot be read is an error before the work
-    if not args.trace:
-        load = replace(load, workload=load.workload.within(service.deployment.max_model_len))
+    if args.trace:
+        load.asks(vocab_size)  # one that cannot be read is an error before the work
+    else:
+        within = load.workload.within(service.deployment.max_model_len)
+        load = replace(load.at_rate(rates[0]), workload=within)
     rows: list[Row] = []
     notes: list[str] = []
     complete = True
     try:
-        rows += _search(args, service, load.at_rate(rates[0]), notes) if args.search else _rates(
+        rows += _search(args, service, load, notes) if args.search else _rates(
             args, service, load, rates, notes
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -250,8 +252,9 @@ def _search(args: argparse.Namespace, service: Service, load: Load, notes: list[
         at_rate = load.at_rate(value) if of_rate else load
         replicas = service.replicas if of_rate else int(value)
         simulation = replace(service, replicas=replicas).simulation(at_rate, promise.slo)
-        requests = at_rate.arrivals.rate_per_s * load.duration_s if load.count is None else load.count
-        simulation.is_enough = lambda tally: promise.is_lost(tally, requests)
+        begun = at_rate.arrivals.rate_per_s * load.duration_s if load.count is None else load.count
+        turns = 1 if args.trace else load.workload.turns
+        simulation.is_enough = lambda tally: promise.is_lost(tally, begun * turns)
         _run(simulation, f"{args.search} {value:g}", at_rate.count, [])
         return simulation.tally
 
@@ -332,7 +335,8 @@ def _check(args: argparse.Namespace, rates: Sequence[float]) -> None:
         raise ConfigError("--search takes one --rate, no --goodput and no --timeline")
     if args.timeline and len(rates) > 1:
         raise ConfigError("--timeline shows one run: give one --rate")
-    if any(map(math.isinf, rates)) and args.duration is not None:
+    endless = args.duration is not None or (args.search == "replicas" and args.num_prompts is None)
+    if any(map(math.isinf, rates)) and endless and not args.trace:
         raise ConfigError("--rate inf takes --num-prompts, not --duration: all requests come at once")
     for what, path in (("the result", args.json), ("the timeline", args.timeline)):
         if path and path != "-":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,21 @@ def test_azure(tmp_path: Path) -> None:
 
 def test_azure_with_time_zones(tmp_path: Path) -> None:
     assert [ask.arrival_s for ask in read(tmp_path, LATER_AZURE, speed=4.0)] == pytest.approx([0.0, 0.25])
+
+
+def test_times_without_a_zone_do_not_depend_on_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this zone 2:30 came twice in that night."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        lines = [f"2023-10-29 {hour:02}:30:00,9,7\n" for hour in range(1, 5)]
+        asks = read(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(lines))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert [ask.arrival_s for ask in asks] == [0.0, 3600.0, 7200.0, 10_800.0]
 
 
 def test_other_columns_may_stand_between(tmp_path: Path) -> None:

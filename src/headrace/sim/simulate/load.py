@@ -56,9 +56,7 @@ class Load:
         )
 
     def at_rate(self, rate: float) -> Load:
-        """The same at another rate; of a trace, at another speed."""
-        if self.trace is not None:
-            return replace(self, trace_speed=rate)
+        """The same workload at another rate."""
         return replace(self, arrivals=replace(self.arrivals, rate_per_s=rate))
 
 

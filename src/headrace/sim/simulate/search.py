@@ -14,7 +14,7 @@ Attempt = Callable[[float], Tally]
 
 MOST_REPLICAS = 1024
 LONGEST_WAIT_S = 10.0
-"""A queue that grows breaks every promise, one about TPOT alone, too."""
+"""For the first token, where the promise has no limit for it: a queue that grows breaks one about TPOT alone, too."""
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e6
 _PRECISION = 1.02
 """The rate that is found is within this factor of the highest one."""
@@ -48,7 +48,7 @@ class Promise:
             found = pool.percentile(self.share)
             if limit is not None and found > limit:
                 return f"{name.upper()} p{self.share * 100:g} is {found:.4g} s, {limit:g} s were promised"
-            if name == "ttft" and found > LONGEST_WAIT_S:
+            if name == "ttft" and limit is None and found > LONGEST_WAIT_S:
                 return (
                     f"requests come faster than they are served: TTFT p{self.share * 100:g} is {found:.4g} s"
                 )
@@ -105,7 +105,7 @@ def highest_rate(attempt: Attempt, promise: Promise, start: float = 1.0) -> Foun
 def fewest_replicas(attempt: Attempt, promise: Promise) -> Found:
     """Double the number until the promise is kept, then bisect.
 
-    Raises ConfigError where MOST_REPLICAS do not keep it, or twice as many bring nothing.
+    Raises ConfigError where MOST_REPLICAS do not keep it.
     """
     count, below, why = 1, 0, None
     tally = attempt(count)

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,8 +145,10 @@ def _azure(path: Path, head: str, lines: Iterator[str]) -> Iterator[Entry]:
             continue
         row = next(csv.reader([line]), [])
         try:
-            time_s = datetime.fromisoformat(row[at].strip()).timestamp()
-            entry = Entry(time_s, number, _length(row[prompt]), _length(row[output]))
+            time = datetime.fromisoformat(row[at].strip())
+            if time.tzinfo is None:  # not this machine's zone, whose clock may jump
+                time = time.replace(tzinfo=UTC)
+            entry = Entry(time.timestamp(), number, _length(row[prompt]), _length(row[output]))
         except (ValueError, IndexError, OverflowError):
             raise _damaged(path, number, "holds no time and two token counts") from None
         if entry.prompt_tokens:
