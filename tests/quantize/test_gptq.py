@@ -172,3 +172,11 @@ def test_experts_that_see_few_rows_are_calibrated_on_those_of_all() -> None:
     peaks = seen.peaks("experts")
     assert torch.equal(peaks[0], parts[0].abs().amax(0))
     assert all(torch.equal(peak, x.abs().amax(0)) for peak in peaks[1:])
+    factors = torch.rand(4, 16, generator=torch.Generator().manual_seed(5)) + 0.5
+    seen.divide("experts", factors)
+    for hessian, peak, factor, rows in zip(
+        seen.of("experts"), seen.peaks("experts"), factors, (parts[0], x, x, x), strict=True
+    ):
+        scaled = rows / factor
+        torch.testing.assert_close(hessian, scaled.T @ scaled / len(rows))
+        torch.testing.assert_close(peak, scaled.abs().amax(0))

@@ -23,7 +23,9 @@ class Hessians:
         self._names = names
         self._sums: dict[str, Tensor] = {}  # [C, C], of experts [E, C, C]
         self._counts: dict[str, list[int]] = {}
-        self._peaks: dict[str, Tensor] = {}  # [C], of experts [E, C]
+        self._shared: set[str] = set()
+        """Names whose experts with few rows have been given the inputs of all."""
+        self._peaks: dict[str, Tensor] = {}  # [E, C]
 
     def watch(self, op: Op[Any], inputs: Sequence[Any]) -> None:
         if op.kind not in ("linear", "experts") or op.weights[0].name not in self._names:
@@ -40,6 +42,9 @@ class Hessians:
     def of(self, name: str) -> Iterator[Tensor]:
         """The mean of x x^T [C, C] of a weight, or of each of its experts. Raises ModelError where it is not finite."""
         sums, counts = self.sums(name), self._counts[name]
+        if name in self._shared:
+            yield from (one / max(1, count) for one, count in zip(sums, counts, strict=True))
+            return
         whole = sums.sum(0) / max(1, sum(counts)) if len(counts) > 1 else None
         for one, count in zip(sums, counts, strict=True):
             yield one / max(1, count) if whole is None or count >= LEAST_ROWS else whole
@@ -55,6 +60,8 @@ class Hessians:
 
     def peaks(self, name: str) -> Tensor:
         """The largest magnitude of each input feature, [E, C]. Experts with few rows have those of all experts."""
+        if name in self._shared:
+            return self._peaks[name]
         peaks, counts = self._peaks[name], torch.tensor(self._counts[name])
         few = (counts < LEAST_ROWS)[:, None]
         return torch.where(few, peaks.amax(0), peaks)
@@ -62,8 +69,25 @@ class Hessians:
     @torch.inference_mode()
     def divide(self, name: str, factors: Tensor) -> None:
         """Have the inputs as if each feature had been divided by a factor, [C] or [E, C]."""
+        if factors.dim() == 2:
+            self._share(name)  # inputs of different experts can no longer be summed
         self._sums[name] /= factors[..., None, :] * factors[..., :, None]
         self._peaks[name] /= factors
+
+    def _share(self, name: str) -> None:
+        """Give experts with few rows the inputs of all experts."""
+        if name in self._shared:
+            return
+        sums, counts = self._sums[name], self._counts[name]
+        whole = sums.sum(0) / max(1, sum(counts))
+        self._peaks[name] = self.peaks(name)
+        for one, count in zip(sums, counts, strict=True):
+            if len(counts) == 1 or count >= LEAST_ROWS:
+                one /= max(1, count)
+            else:
+                one.copy_(whole)
+        self._counts[name] = [1] * len(counts)
+        self._shared.add(name)
 
     def record(self, name: str, parts: Sequence[Tensor]) -> None:
         """Count inputs [T, C] of a matrix, or of each of its experts."""
