@@ -11,7 +11,7 @@ import pytest
 from headrace.cli import main
 from headrace.errors import HeadraceError
 from headrace.evaluation.measures import Agreement, Divergence, Perplexity
-from headrace.evaluation.quality import Limits
+from headrace.evaluation.quality import Limits, Quality, write_quality
 from headrace.quantize.gate import FolderPlan, GGUFPlan, within_limits
 from headrace.quantize.gguf.run import GGUFOptions
 from headrace.quantize.run import QuantizeOptions, Report
@@ -32,6 +32,7 @@ def test_limits_say_how_far_off_and_what_would_pass() -> None:
     assert limits.excess(lost(0.01)) == pytest.approx(0.5)
     assert limits.excess(lost(0.01, 0.05)) > 5
     assert limits.would_pass(lost(0.03)) == "--max-kl 0.0303 --max-perplexity-increase 0.01"
+    assert limits.excess(lost(float("nan"))) == limits.excess(lost(0.0, float("nan"))) == float("inf")
     assert Limits().excess(lost(9.0)) == 0 and Limits(0.0).excess(lost(1e-9)) == float("inf")
 
 
@@ -67,6 +68,29 @@ def test_rounds_go_on_until_the_limits_are_met(tmp_path: Path) -> None:
     with pytest.raises(HeadraceError, match=r"the limits are not met.*--max-kl 0\.00\d+ would pass"):
         within_limits(plan, Limits(1e-9), tmp_path / "out", make, measure, told.append)
     assert not folder.exists() and not (tmp_path / "out").exists()
+
+
+def test_what_is_not_a_number_does_not_pass_and_no_limit_is_advised(tmp_path: Path) -> None:
+    def make(plan: FolderPlan, folder: Path) -> Report:
+        folder.mkdir()
+        return Report({name: e for name, e in ERRORS.items() if name not in plan.options.keep}, 1, 4.0, (), 1)
+
+    def measure(folder: Path) -> tuple[Divergence, Agreement]:
+        return lost(float("nan"), float("nan")), Agreement(1, 256, 0.0, 0.0)
+
+    with pytest.raises(HeadraceError, match="gives infinite numbers"):
+        within_limits(
+            FolderPlan(QuantizeOptions()), Limits(0.01), tmp_path / "out", make, measure, lambda text: None
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_has_layers_in_order_and_the_head_after_them(tmp_path: Path) -> None:
+    errors = {"10.qkv": 0.1, "2.qkv": 0.2, "head": 0.3}
+    quality = Quality("new", "old", "how", lost(0.1), Agreement(1, 256, 1.0, 1.0), errors, 1, 4.0)
+    write_quality(tmp_path, quality)
+    assert list(json.loads((tmp_path / "quality.json").read_text())["layers"]) == ["2", "10", "head"]
+    assert "| head | 30.00% | head | 30.00% |" in (tmp_path / "QUALITY.md").read_text()
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -23,14 +24,14 @@ class Limits:
     max_increase: float | None = None
 
     def excess(self, found: Divergence) -> float:
-        """The largest ratio of a measure to its limit; more than 1 does not pass."""
+        """The largest ratio of a measure to its limit; more than 1 does not pass, nor does what is not a number."""
         ratios = [0.0]
         if self.max_kl is not None:
             ratios.append(found.mean / self.max_kl if self.max_kl > 0 else _ratio(found.mean))
         if self.max_increase is not None:
             rise = found.perplexity_increase
             ratios.append(rise / self.max_increase if self.max_increase > 0 else _ratio(rise))
-        return max(ratios)
+        return max(float("inf") if math.isnan(ratio) else ratio for ratio in ratios)
 
     def would_pass(self, found: Divergence) -> str:
         """The options with which it passes."""
@@ -69,12 +70,15 @@ class Quality:
     limits: Limits = dataclasses.field(default_factory=Limits)
     wide: tuple[tuple[str, str], ...] = ()
 
-    def layers(self) -> dict[int, float]:
-        """The root mean square error of each layer's matrices."""
-        squares: dict[int, list[float]] = {}
+    def layers(self) -> dict[str, float]:
+        """The root mean square error of each layer's matrices, by its number; then of "head", where that is codes."""
+        squares: dict[str, list[float]] = {}
         for name, error in self.errors.items():
-            squares.setdefault(int(name.split(".")[0]), []).append(error**2)
-        return {layer: (sum(found) / len(found)) ** 0.5 for layer, found in sorted(squares.items())}
+            squares.setdefault(name.split(".")[0], []).append(error**2)
+        return {
+            layer: (sum(squares[layer]) / len(squares[layer])) ** 0.5
+            for layer in sorted(squares, key=lambda one: (one == "head", len(one), one))
+        }
 
     def rows(self) -> list[tuple[str, str]]:
         one, answers = self.divergence, self.agreement
@@ -103,7 +107,7 @@ def _numbers(quality: Quality) -> dict[str, Any]:
     found["divergence"]["perplexity_increase"] = quality.divergence.perplexity_increase
     for name in ("model", "reference"):
         found["divergence"][name]["perplexity"] = getattr(quality.divergence, name).value
-    found["layers"] = {str(layer): error for layer, error in quality.layers().items()}
+    found["layers"] = quality.layers()
     return found
 
 
@@ -132,7 +136,7 @@ def _page(quality: Quality) -> str:
         f"![Error by layer]({PLOT})", "", "| layer | error | largest | its error |", "|---|---|---|---|",
     ]  # fmt: skip
     for layer, error in quality.layers().items():
-        own = {name: one for name, one in quality.errors.items() if name.startswith(f"{layer}.")}
+        own = {name: one for name, one in quality.errors.items() if name.split(".")[0] == layer}
         worst = max(own, key=lambda name: own[name])
         lines.append(f"| {layer} | {error:.2%} | {worst} | {own[worst]:.2%} |")
     return "\n".join(lines) + "\n"
@@ -162,7 +166,7 @@ def _plot(quality: Quality) -> str:
         x, tall = left + at * step, room * error / top
         parts.append(
             f'<rect x="{x + step * 0.15:.1f}" y="{12 + room - tall:.1f}" width="{step * 0.7:.1f}" height="{tall:.1f}" '
-            f'fill="#4472c4"><title>layer {layer}: {error:.2%}</title></rect>'
+            f'fill="#4472c4"><title>{layer}: {error:.2%}</title></rect>'
         )
         if at % shown == 0:
             parts.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -144,6 +145,11 @@ def within_limits(
         plan = wider
     shutil.rmtree(trial, ignore_errors=True)
     assert best is not None
+    if not math.isfinite(best[1].mean + best[1].perplexity_increase):
+        raise ModelError(
+            "the limits are not met: the quantised model gives infinite numbers, or none; more --bits, or a wider type, "
+            "may help"
+        )
     raise ModelError(
         f"the limits are not met: the KL divergence is {best[1].mean:.3g} and the perplexity "
         f"{best[1].perplexity_increase:+.3%} even with more bits for the matrices that hurt; "
