@@ -83,6 +83,15 @@ def test_types_fill_the_budget_and_the_model_is_the_same_after_it(
         ).size <= table.rest + 100_000  # fmt: skip
 
 
+def test_matrices_whose_rows_no_block_fills_stay_floats(tmp_path: Path) -> None:
+    write(tmp_path, CONFIGS["mistral"] | {"num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 72})
+    source = resolve_model(str(tmp_path))
+    texts = [tuple(token % 512 for token in one) for one in TEXTS]
+    table = sensitivity_table(source, stored_spec(source), GGUFOptions("AUTO"), texts, num_threads=1)
+    assert "blk.0.ffn_up.weight" in table.found and "blk.0.ffn_down.weight" not in table.found
+    assert len(table.choose(Budget(bits=5.5))) == 6
+
+
 def test_auto_needs_one_budget_and_its_format(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

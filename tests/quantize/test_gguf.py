@@ -166,6 +166,8 @@ def test_mixes_give_more_bits_where_it_hurts() -> None:
         "Q4_K",
         "Q4_K",
     ]
+    fused = [find_mix(name).type_of("blk.1.attn_qkv.weight", 16) for name in ("q3_k_l", "q4_k_m", "q5_k_m")]
+    assert fused == ["Q4_K", "Q5_K", "Q6_K"]
     assert find_mix("Q5_K").type_of("blk.3.ffn_down.weight", 16) == "Q5_K"
     assert [fitting(name, 96).name for name in ("Q4_K", "Q8_0", "IQ4_XS")] == ["Q5_0", "Q8_0", "IQ4_NL"]
     assert fitting("Q4_0", 40).name == "F16" and all(find_mix(name) for name in MIXES)

@@ -25,7 +25,7 @@ _PROBE = "Q3_K"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Of one of the two: bits a weight of the matrices in layers, or bytes of the whole file."""
+    """Of one of the two: bits a weight of the matrices that become codes, or bytes of the whole file."""
 
     bits: float | None = None
     size: int | None = None
@@ -80,7 +80,7 @@ def sensitivity_table(
     if not texts:
         raise ConfigError("auto needs calibration texts")
     job = open_job(source, spec, replace(options, types=()))
-    parts = job.parts()
+    parts = [one for one in job.parts() if fitting(_PROBE, one.weight.columns).quantized]  # others stay floats
 
     def rounded(rows: Tensor, hessian: Tensor, choice: str) -> Tensor:
         grid = GRIDS[fitting(choice, rows.shape[1]).name]

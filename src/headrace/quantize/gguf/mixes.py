@@ -1,6 +1,7 @@
 """Which type each tensor gets: one for all matrices of the layers, or one of llama.cpp's mixes of two or three.
 
-The mixes follow `llama_tensor_get_type` of llama.cpp (src/llama-quant.cpp): the tensors that hurt most get more bits.
+The mixes follow `llama_tensor_get_type` of llama.cpp (src/llama-quant.cpp): the tensors that hurt most get more bits. Its
+exceptions for Falcon, 70B, 8 experts, four query heads a KV head (Q2_K, IQ4) and importance matrices are left out.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _eighth(layers: int) -> int:
     return layers // 8
 
 
-_LARGE = "attn_v", "attn_qkv", "ffn_down"
+_LARGE = "attn_v", "ffn_down"
 
 MIXES: Mapping[str, Mix] = {
     "F16": Mix(1, "F16", head="F16"),
@@ -85,13 +86,15 @@ MIXES: Mapping[str, Mix] = {
             "attn_output": _always("Q4_K"),
         },
     ),
-    "Q3_K_L": Mix(13, "Q3_K", dict.fromkeys((*_LARGE, "attn_output"), _always("Q5_K"))),
+    "Q3_K_L": Mix(
+        13, "Q3_K", {**dict.fromkeys((*_LARGE, "attn_output"), _always("Q5_K")), "attn_qkv": _always("Q4_K")}
+    ),
     "Q4_K_S": Mix(
         14, "Q4_K", {"attn_v": _first("Q5_K", lambda layers: 4), "ffn_down": _first("Q5_K", _eighth)}
     ),
-    "Q4_K_M": Mix(15, "Q4_K", dict.fromkeys(_LARGE, _more("Q6_K"))),
+    "Q4_K_M": Mix(15, "Q4_K", {**dict.fromkeys(_LARGE, _more("Q6_K")), "attn_qkv": _always("Q5_K")}),
     "Q5_K_S": Mix(16, "Q5_K"),
-    "Q5_K_M": Mix(17, "Q5_K", dict.fromkeys(_LARGE, _more("Q6_K"))),
+    "Q5_K_M": Mix(17, "Q5_K", {**dict.fromkeys(_LARGE, _more("Q6_K")), "attn_qkv": _always("Q6_K")}),
     "Q6_K": Mix(18, "Q6_K"),
     "IQ4_NL": Mix(25, "IQ4_NL", {"ffn_down": _first("Q5_K", _eighth)}),
     "IQ4_XS": Mix(30, "IQ4_XS", {"ffn_down": _first("Q5_K", _eighth)}),
