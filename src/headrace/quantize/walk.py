@@ -174,11 +174,14 @@ def _batches(texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
 
 def _start(texts: Sequence[Sequence[int]], layouts: Sequence[KVLayout]) -> _Texts:
     lengths = tuple(map(len, texts))
-    blocks = _blocks(lengths)
     counts = torch.tensor(lengths, dtype=torch.int32)
     positions = torch.cat([torch.arange(length) for length in lengths])
-    firsts = torch.repeat_interleave(torch.arange(len(lengths)) * blocks * BLOCK_SIZE, counts.long())
-    table = torch.arange(len(lengths) * blocks, dtype=torch.int32).view(len(lengths), blocks)
+    blocks = [_blocks(length) for length in lengths]
+    starts = torch.tensor(blocks).cumsum(0) - torch.tensor(blocks)  # the first block of each text
+    firsts = torch.repeat_interleave(starts * BLOCK_SIZE, counts.long())
+    table = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
+    for row, start, count in zip(table, starts.tolist(), blocks, strict=True):
+        row[:count] = torch.arange(start, start + count)
     attends = GroupBatch(table, torch.zeros_like(counts), firsts + positions, 0, BLOCK_SIZE)
     states: StateBatch = tuple(StateSlots(NOWHERE, ((length, at),)) for at, length in enumerate(lengths))
     batch = Batch(
@@ -192,9 +195,9 @@ def _start(texts: Sequence[Sequence[int]], layouts: Sequence[KVLayout]) -> _Text
     return _Texts(batch, lengths)
 
 
-def _blocks(lengths: Sequence[int]) -> int:
-    """Of each text."""
-    return -(-max(lengths) // BLOCK_SIZE)
+def _blocks(length: int) -> int:
+    """That a text of so many tokens fills."""
+    return -(-length // BLOCK_SIZE)
 
 
 def _memory(layout: KVLayout, lengths: Sequence[int]) -> LayerCache:
@@ -202,6 +205,6 @@ def _memory(layout: KVLayout, lengths: Sequence[int]) -> LayerCache:
         return LayerState(
             *(part[0] for part in state_memory(layout.state, 1, len(lengths), torch.device("cpu")))
         )
-    shape = (len(lengths) * _blocks(lengths), layout.num_kv_heads, BLOCK_SIZE, layout.head_dim)
+    shape = (sum(map(_blocks, lengths)), layout.num_kv_heads, BLOCK_SIZE, layout.head_dim)
     keys = torch.zeros(shape)
     return LayerKV(keys, keys if layout.parts == 1 else torch.zeros(shape))
