@@ -147,8 +147,8 @@ def within_limits(
     assert best is not None
     if not math.isfinite(best[1].mean + best[1].perplexity_increase):
         raise ModelError(
-            "the limits are not met: the quantised model gives infinite numbers, or none; more --bits, or a wider type, "
-            "may help"
+            "the limits are not met: the quantised model gives infinite numbers, or none; give more --bits or a wider "
+            "type"
         )
     raise ModelError(
         f"the limits are not met: the KL divergence is {best[1].mean:.3g} and the perplexity "

@@ -80,7 +80,7 @@ def sensitivity_table(
     if not texts:
         raise ConfigError("auto needs calibration texts")
     job = open_job(source, spec, replace(options, types=()))
-    parts = [one for one in job.parts() if fitting(_PROBE, one.weight.columns).quantized]  # others stay floats
+    parts = [one for one in job.parts() if fitting(_PROBE, one.weight.columns).quantized]
 
     def rounded(rows: Tensor, hessian: Tensor, choice: str) -> Tensor:
         grid = GRIDS[fitting(choice, rows.shape[1]).name]

@@ -1,7 +1,7 @@
 """Which type each tensor gets: one for all matrices of the layers, or one of llama.cpp's mixes of two or three.
 
-The mixes follow `llama_tensor_get_type` of llama.cpp (src/llama-quant.cpp): the tensors that hurt most get more bits. Its
-exceptions for Falcon, 70B, 8 experts, four query heads a KV head (Q2_K, IQ4) and importance matrices are left out.
+The mixes follow `llama_tensor_get_type` of llama.cpp (src/llama-quant.cpp): the tensors that hurt most get more bits.
+Its exceptions for Falcon, 70B, 8 experts, 4 query heads a KV head (Q2_K, IQ4) and importance matrices are left out.
 """
 
 from __future__ import annotations
