@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from transformers import LlamaConfig, LlamaModel
 
 from headrace import LLM
 from headrace.build import survey
@@ -26,6 +25,7 @@ from tests.speculative import heads_folders
 from tests.speculative.watched import drive
 
 needs.native()
+transformers = needs.lazily("transformers")
 H, V = 256, 2048
 PROMPT = tuple(range(20, 70))
 TALE = {"model": "tale", "speculative": "tale-eagle"}
@@ -40,12 +40,12 @@ class Reference:
         heads = load_heads(heads_folder("tale-eagle"), base_model(source, spec))
         assert isinstance(heads, EagleHeads)
         self._ends, layer = read_ends(source, spec), heads.layer
-        config = LlamaConfig(
+        config = transformers.LlamaConfig(
             hidden_size=H, intermediate_size=layer.intermediate_size, num_hidden_layers=1, vocab_size=8,
             num_attention_heads=layer.num_attention_heads, num_key_value_heads=layer.num_key_value_heads,
             head_dim=layer.head_dim, rms_norm_eps=layer.rms_norm_eps, rope_theta=layer.rope_theta,
         )  # fmt: skip
-        self._layer = LlamaModel(config)
+        self._layer = transformers.LlamaModel(config)
         own = {name.removeprefix("model."): torch.from_numpy(one) for name, one in heads.tensors.items()}
         self._fc = own.pop("fc.weight").numpy()
         self._layer.load_state_dict(own | {"embed_tokens.weight": torch.zeros(8, H)})

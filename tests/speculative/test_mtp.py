@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from headrace import LLM
@@ -24,6 +23,7 @@ from tests.models.quantized.packers import fp8
 from tests.speculative.watched import drive
 
 needs.native()
+transformers = needs.lazily("transformers")
 PROMPT = tuple(range(20, 42))
 
 

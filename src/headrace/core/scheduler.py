@@ -279,7 +279,7 @@ class Scheduler:
     def _left_for_drafts(self, budget: int) -> int:
         """Tokens of a step that sequences do not need for what they know, be they running or next to join: no draft
         delays another sequence."""
-        if not self.config.max_draft or not any(request.draft for request in self.running):
+        if not any(request.draft for request in self.running):
             return 0
         needed = sum(len(request.tokens) - request.num_computed for request in self.running)
         head = self.waiting.head()

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaModel
 
 from headrace.evaluation.documents import Document
 from headrace.speculative.base_model import Ends
@@ -16,6 +15,9 @@ from headrace.speculative.training.data import Batch, Corpus, Model
 from headrace.speculative.training.eagle import Eagle
 from headrace.speculative.training.fit import FitOptions, accuracies, fit, measure
 from headrace.speculative.training.medusa import Medusa
+from tests import needs
+
+transformers = needs.lazily("transformers")
 
 V, H = 24, 16
 LAYER = EagleLayer(H, 4, 2, 4, 32, 1e-5, 10_000.0)
@@ -48,13 +50,13 @@ def eagle() -> Eagle:
     return Eagle(model(), LAYER, torch.Generator().manual_seed(3))
 
 
-def hf(one: Eagle) -> LlamaModel:
+def hf(one: Eagle) -> transformers.LlamaModel:
     """transformers' Llama with the same layer."""
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=H, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
         head_dim=4, rms_norm_eps=1e-5, rope_theta=10_000.0, vocab_size=V, attn_implementation="eager",
     )  # fmt: skip
-    made = LlamaModel(config).eval()
+    made = transformers.LlamaModel(config).eval()
     tensors = {name.removeprefix("model."): torch.from_numpy(array) for name, array in one.tensors().items()}
     tensors["embed_tokens.weight"] = torch.zeros(V, H)
     tensors.pop("fc.weight")
