@@ -69,6 +69,20 @@ def test_json_brings_back_the_same_profile() -> None:
         {"rowwise": {"norm": {"at": [1.0], "values": [float("nan")]}}},
         {"products": {"int4": {"elements": {"bytes": [], "curves": []}, "outputs": None}}},
         {"attention": {"int8": {"elements": {"bytes": [1.0], "curves": []}}}},
+        {"source": "hearsay"},
+        {"memory": []},
+        {"memory": [[1e9, 0]]},
+        {"memory": [[1e9, float("nan")]]},
+        {"memory": [[-1.0, 1e9], [1e9, 1e9]]},
+        {"memory": [[1e9, 10**400]]},
+        {"peaks": {"bf16": 0}},
+        {"reach": {"memory": "most"}},
+        {"reach": {"memory": 0}},
+        {"call_s": float("inf")},
+        {"step": {"step_s": "short"}},
+        {"step": {"step_s": -1.0}},
+        {"samples": {"greedy": {"call_s": float("nan")}}},
+        {"server": {"request_s": -5}},
     ],
 )
 def test_damaged_profiles_are_refused(change: dict[str, Any]) -> None:
@@ -107,8 +121,9 @@ def test_stored_profiles_are_found_by_machine_kernels_and_threads(tmp_path: Path
     store_profile(replace(mine, name="newer"), path=path)
     if this_profile("portable", 3, path=path) is not None:  # None without native kernels
         assert this_profile("portable", 3, path=path) == replace(mine, name="newer")
-    path.write_text("{", encoding="utf-8")
-    assert this_profile("portable", 3, path=path) is None
+    for damaged in ("{", "[" * 100_000):
+        path.write_text(damaged, encoding="utf-8")
+        assert this_profile("portable", 3, path=path) is None
 
 
 def test_the_file_lies_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +132,7 @@ def test_the_file_lies_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_files_that_are_no_profiles(tmp_path: Path) -> None:
-    for name, text in (("a", None), ("b", "["), ("c", "[]"), ("d", "{}")):
+    for name, text in (("a", None), ("b", "["), ("c", "[]"), ("d", "{}"), ("f", "[" * 100_000)):
         path = tmp_path / name
         if text is not None:
             path.write_text(text, encoding="utf-8")

@@ -86,7 +86,7 @@ def _read(path: Path) -> Report:
         found = Report.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{path} is no JSON, so it is no report") from None
     if found.kind != "report":
         raise ConfigError(

@@ -58,7 +58,8 @@ class Levels:
     curves: tuple[Curve, ...]
 
     def __post_init__(self) -> None:
-        if not self.bytes or len(self.bytes) != len(self.curves) or self.bytes[0] <= 0:
+        rising = all(low < high for low, high in pairwise((0.0, *self.bytes)))
+        if not self.bytes or len(self.bytes) != len(self.curves) or not rising:
             raise ConfigError("a profile's levels need one curve for each size of a working set")
 
     def __call__(self, working_set: float, position: float) -> float:
@@ -244,6 +245,22 @@ class Profile:
     key: str = ""
     busy: float = 0.0
 
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.memory]
+        rates = [rate for _, rate in self.memory] + list(self.peaks.values())
+        shares = [self.reach.memory, self.reach.products, self.reach.attention]
+        links = [] if self.link is None else [self.link.bytes_per_s]
+        if not sizes or any(low >= high for low, high in pairwise([0.0, *sizes])):
+            raise ConfigError("a profile needs the speed of memory at one size or more, and sizes that rise")
+        if not all(math.isfinite(one) and one > 0 for one in (*rates, *shares, *links)):
+            raise ConfigError("a profile has a rate that is no positive number")
+        costs = [self.step, self.server, *self.samples.values()]
+        times = [self.call_s, *(time for cost in costs for time in dataclasses.astuple(cost))]
+        times += [] if self.link is None else [self.link.latency_s]
+        times += [time for cost in self.attention.values() for time in (cost.head_s, cost.row_s)]
+        if not all(math.isfinite(time) and time >= 0 for time in times):
+            raise ConfigError("a profile has a time that is negative or no number")
+
     def bandwidth(self, working_set: float | None = None) -> float:
         """Bytes a second of reading a working set of so many bytes again and again; None: from main memory."""
         if working_set is None:
@@ -279,6 +296,8 @@ class Profile:
                 "this is no profile of this version of headrace: run `headrace calibrate` again"
             )
         try:
+            if data["source"] not in ("measured", "data sheet"):
+                raise ValueError("source")
             return cls(
                 name=str(data["name"]),
                 source=data["source"],
@@ -297,7 +316,7 @@ class Profile:
                 key=str(data["key"]),
                 busy=float(data.get("busy", 0.0)),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(
                 f"this profile is damaged ({error!r:.80}): run `headrace calibrate` again"
             ) from error

@@ -75,7 +75,7 @@ def read_profile(path: Path) -> Profile:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the profile {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no JSON, so it is no profile") from error
     return Profile.from_json(data)
 
@@ -86,7 +86,7 @@ def _read(path: Path) -> dict[str, Any]:
         if path.stat().st_size > MAX_BYTES:
             return {}
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     known = (
         isinstance(data, dict) and data.get("version") == VERSION and isinstance(data.get("profiles"), dict)

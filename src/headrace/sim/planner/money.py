@@ -11,7 +11,7 @@ from headrace.plan.hardware_table import find_hardware
 from headrace.sim.planner.speed import Point, Traffic
 
 HOUR_S, DAY_S, MILLION = 3600.0, 86_400.0, 1_000_000
-MOST_PRICE = 1e6
+LEAST_PRICE, MOST_PRICE = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,10 @@ def read_prices(text: str | None, machines: tuple[Hardware, ...]) -> Mapping[str
     given: dict[str, float] = {}
     for part in parts:
         name, _, number = part.partition("=")
-        given[find_hardware(name).label] = _price(number)
+        label = find_hardware(name).label
+        if label in given:
+            raise ConfigError(f"--price-per-hour has two prices for {label}: give one of them")
+        given[label] = _price(number)
     return {
         machine.label: given.get(machine.label, given.get(machine.name, 0.0) * machine.count)
         for machine in machines
@@ -81,7 +84,7 @@ def _price(text: str) -> float:
         price = float(text)
     except ValueError:
         price = -1.0
-    if not 0 < price <= MOST_PRICE:  # also refuses NaN
+    if not LEAST_PRICE <= price <= MOST_PRICE:  # also refuses NaN
         raise ConfigError(
             f"--price-per-hour takes a number above 0, or HARDWARE=PRICE pairs such as h100=2.5,4xa10g=3; "
             f"got {text[:40]!r}"

@@ -49,8 +49,8 @@ class TraceAsks:
     """The requests of a file, at the times that it says, the first one at 0; satisfies `requests.Asks`.
 
     `speed` 2 sends them twice as fast. At most `count` of them, of the first `duration_s` seconds. A request without
-    output tokens gets one; one without a prompt is left out. Raises ConfigError for a file of neither format, from the
-    constructor, and for a damaged line when that is reached.
+    output tokens gets one; one without a prompt is left out. Raises ConfigError for a file of neither format or
+    without a request, from the constructor, and for a damaged line when that is reached.
     """
 
     path: Path
@@ -62,7 +62,8 @@ class TraceAsks:
 
     def __post_init__(self) -> None:
         self._prompts = Prompts(self.vocab_size)
-        next(_entries(self.path), None)
+        if next(_entries(self.path), None) is None:
+            raise ConfigError(f"the trace {self.path} has no request with a prompt")
 
     def first(self) -> Iterator[Ask]:
         start: float | None = None
@@ -133,7 +134,7 @@ def _lines(path: Path, lines: Any, first: int) -> Iterator[str]:
 
 
 def _azure(path: Path, head: str, lines: Iterator[str]) -> Iterator[Entry]:
-    names = next(csv.reader([head]), [])
+    names = _cells(path, 1, head)
     if not set(AZURE) <= set(names):
         raise ConfigError(
             f"the trace {path} is in no known format: the first line must name the columns {', '.join(AZURE)}, or be a "
@@ -143,7 +144,7 @@ def _azure(path: Path, head: str, lines: Iterator[str]) -> Iterator[Entry]:
     for number, line in enumerate(lines, 2):
         if not line.strip():
             continue
-        row = next(csv.reader([line]), [])
+        row = _cells(path, number, line)
         try:
             time = datetime.fromisoformat(row[at].strip())
             if time.tzinfo is None:  # not this machine's zone, whose clock may jump
@@ -153,6 +154,13 @@ def _azure(path: Path, head: str, lines: Iterator[str]) -> Iterator[Entry]:
             raise _damaged(path, number, "holds no time and two token counts") from None
         if entry.prompt_tokens:
             yield entry
+
+
+def _cells(path: Path, number: int, line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:  # a cell that is too long
+        raise _damaged(path, number, "is no line of a CSV file") from None
 
 
 def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[Entry]:
