@@ -154,7 +154,10 @@ def _documents(records: Sequence[Record], model: JudgedLLM, args: argparse.Names
 
     length = min(args.length, model.longest)
     found, left = [], args.tokens
-    for document in given_documents(records, model.llm.tokenizer, length):
+    documents = (
+        one for record in records for one in given_documents([record], model.llm.tokenizer, length)
+    )  # texts that are not measured are not tokenized
+    for document in documents:
         if left <= 0:
             break
         if document.trained > left:
