@@ -330,3 +330,8 @@ def test_the_head_becomes_codes_of_its_own(tied: bool, rotate: bool, format: str
         source = resolve_model(out)
         found = load_weights(source, stored_spec(source), dtype=torch.float32)
         assert torch.equal(found.tables["embed"], weights.tables["embed"])
+
+
+def test_matrices_that_were_asked_to_stay_are_not_said_to_fit_badly(tiny: str, tmp_path: Path) -> None:
+    report = made(tiny, tmp_path / "out", method="rtn", texts=[], keep=("0.down",))
+    assert report.kept == () and "0.down" not in report.errors and "1.down" in report.errors

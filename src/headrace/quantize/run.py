@@ -116,7 +116,8 @@ class Report:
     experts the root of the mean square); without calibration, of the weights themselves.
 
     weights: how many are codes now. bits: a weight of these, scales and zeros included. kept: names of matrices in
-    layers that stayed as they were, because the format cannot hold them or a reader would not find them. unscaled:
+    layers that stayed as they were, because the format cannot hold them or a reader would not find them; not those that
+    were asked to stay. unscaled:
     those that are codes, but not of scaled weights although the method scales, because nothing before them can take up
     the factors. size: bytes of all files of weights.
     """
@@ -198,7 +199,12 @@ class _Job:
         self._segments = segments(self._program)
         layers = [layer_matrices(one) for one in self._segments]
         fits = {weight for one in layers for weight in one if self._fits(weight)}
-        self._kept = tuple(weight.name for one in layers for weight in one if weight not in fits)
+        self._kept = tuple(
+            weight.name
+            for one in layers
+            for weight in one
+            if weight not in fits and weight.name not in options.keep
+        )
         self.targets = [tuple(weight for weight in one if weight in fits) for one in layers]
         self.targets = self.targets if fits else []
         self._modules = {
