@@ -288,7 +288,7 @@ def _run(simulation: Simulation, name: str, requests: int | None, notes: list[st
         parts.append(
             f"{_count(tally.outages, 'outage')}, after which {_count(tally.retries, 'request')} ran again"
         )
-    busy = sum(replica.busy_s for replica in simulation.replicas) / max(1e-9, tally.last_s)
+    busy = simulation.busy_s / max(1e-9, tally.last_s)
     parts.append(f"replicas busy {busy / len(simulation.replicas):.0%} of the time")
     notes.append("; ".join(parts))
     notes += [f"{count} failed: {reason}" for reason, count in tally.reasons.most_common(3)]

@@ -13,6 +13,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
 from headrace.sim.simulate.executor import Drafts
 from headrace.sim.simulate.failures import Failures
+from headrace.sim.simulate.replica import Replica
 from headrace.sim.simulate.router import prefix_keys
 from headrace.sim.simulate.run import Simulation
 from headrace.sim.simulate.tally import Distribution, Tally
@@ -195,6 +196,26 @@ def test_failures_are_the_same_with_and_without_skipping() -> None:
         tally, ends = ran(simulation(asks(100, rate=200.0), options=options))
         found.append((tally.values(), ends, tally.outages, tally.retries))
     assert found[0] == found[1] and found[0][2] > 0
+
+
+def test_a_failed_replica_is_empty_and_its_work_counts() -> None:
+    seen = []
+
+    class Look(Watch):
+        def tick(self, now: float, replicas: list[Replica]) -> None:
+            seen.extend(
+                (replica.is_up, len(replica.engine.scheduler.running), replica.unfinished)
+                for replica in replicas
+            )
+
+    options = {"num_replicas": 3, "failures": Failures(0.2, 0.1), "retries": 50}
+    run = simulation(asks(200, rate=300.0), router="least-loaded", observer=Look(0.02), options=options)
+    tally = run.run()
+    calm = simulation(asks(200, rate=300.0), router="least-loaded", options={"num_replicas": 3})
+    calm.run()
+    down = [loads for is_up, *loads in seen if not is_up]
+    assert tally.outages and down and all(loads == [0, 0] for loads in down)
+    assert run.busy_s > 0.6 * calm.busy_s  # batches differ
 
 
 def test_a_request_fails_after_too_many_retries() -> None:

@@ -61,6 +61,15 @@ def test_states_follow_from_the_config(small: PlannedModel) -> None:
     assert of(judged(small, num_threads=1), "threads").next.endswith("--num-threads 2")
 
 
+def test_of_two_settings_that_are_on_each_has_its_own_gain(small: PlannedModel) -> None:
+    both = judged(small, quantization="int4", kv_cache_dtype="int8")
+    weights = of(both, "weights in int4").gain
+    assert weights == pytest.approx(both.point.output_per_s / judged(
+        small, kv_cache_dtype="int8"
+    ).point.output_per_s)  # fmt: skip
+    assert of(both, "KV in int8").gain != pytest.approx(weights)
+
+
 def test_gains_follow_from_the_machine(small: PlannedModel) -> None:
     assert (
         of(judged(small, WIDE, max_num_seqs=1), "speculation").state == "off"

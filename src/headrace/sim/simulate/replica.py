@@ -38,6 +38,7 @@ class Replica:
         self.engine = engine
         self.next_s = math.inf
         self.busy_s = 0.0
+        self.is_up = True  # False from a failure until the recovery
         self.unfinished = 0  # requests here, those that wait for the end of the step included
         self.steps = self.skipped = 0  # run one by one, and at once with others
         self._executor = executor
@@ -65,11 +66,9 @@ class Replica:
         """Steps run until `next_s`."""
         return self._plan is not None or bool(self._ends_s)
 
-    def stop(self) -> None:
-        """It failed: nothing more happens here."""
-        self.next_s = math.inf
-        self._plan, self._ends_s, self.unfinished = None, [], 0
-        self._arrived.clear()
+    def busy_until(self, now: float) -> float:
+        """`busy_s`, with the part of the present step until `now`."""
+        return self.busy_s + (now - self._begun_s if self.is_running else 0.0)
 
     def settle(self, now: float) -> None:
         """Apply the steps that have ended by `now`, so that the engine can be looked at; no request ends in them."""

@@ -70,6 +70,7 @@ class Simulation:
     is_enough: Callable[[Tally], bool] | None = None
     replicas: list[Replica] = field(init=False)
     now: float = field(init=False, default=0.0)
+    _busy_s: float = field(init=False, default=0.0)  # of replicas until they failed
     _events: list[tuple[float, int, int]] = field(init=False, default_factory=list)
     _later: list[tuple[float, int, Ask]] = field(init=False, default_factory=list)
     _stranded: list[Ask] = field(init=False, default_factory=list)  # while every replica is down
@@ -113,6 +114,11 @@ class Simulation:
         if self.observer is not None:
             self._show(self.now)
         return self.tally
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which replicas ran steps, summed over all of them."""
+        return self._busy_s + sum(replica.busy_s for replica in self.replicas)
 
     def _replica(self) -> Replica:
         engine, executor = self.make_engine()
@@ -217,13 +223,15 @@ class Simulation:
         assert self._outages is not None
         index = self._outages.change()
         if self._outages.is_up(index):
-            self.replicas[index] = self._replica()
+            self.replicas[index].is_up = True
             stranded, self._stranded = self._stranded, []
             for ask in stranded:
                 self._route(ask.key, self._flights[ask.key])
             return
         self.tally.outages += 1
-        self.replicas[index].stop()
+        self._busy_s += self.replicas[index].busy_until(self.now)
+        self.replicas[index] = self._replica()
+        self.replicas[index].is_up = False
         self.router.lost(index)
         lost = [(key, flight) for key, flight in self._flights.items() if flight.replica == index]
         for key, flight in lost:

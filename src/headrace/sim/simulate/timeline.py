@@ -64,7 +64,7 @@ class Timeline(Observer):
                 before = None  # it failed, and began again
             self._before[number] = (now, picture.stats)
             self._write(
-                {"replica": number, "state": "ready"}
+                {"replica": number, "state": "ready" if replica.is_up else "failed"}
                 | snapshot_data(picture, before)
                 | {
                     "ttft": _percentiles(self._ttft[number]),

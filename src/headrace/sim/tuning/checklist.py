@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
@@ -188,7 +188,7 @@ class _Maker:
             )  # fmt: skip
         on = self.config.quantization == format
         try:
-            other = self._gain(lambda: self._other(format=format), on)
+            other = self._gain(lambda: self._other(format=format), on, {"quantization": None})
         except ConfigError as error:
             return Item(name, "not for you", None, "output tokens/s", str(error), "nothing")
         why = "fewer bytes a step; it changes answers: `headrace eval kl` says how much"
@@ -201,7 +201,7 @@ class _Maker:
                 "KV in fp8", "not for you", None, "output tokens/s", "the device has no fp8", "nothing"
             )
         on = plain_kv(self.config) == kv
-        gain = self._gain(lambda: self._other(kv=kv), on)
+        gain = self._gain(lambda: self._other(kv=kv), on, {"kv_cache_dtype": "auto"})
         why = f"{format_bytes(self.speed.footprint.kv_token)} a token now; it changes answers a little"
         return self._switch(
             f"KV in {kv}", on, gain, "output tokens/s", why, f"{self.serve} --kv-cache-dtype {kv}"
@@ -213,11 +213,11 @@ class _Maker:
             footprint_of(self.model, config, self.hardware, kv or plain_kv(self.config), format)
         )
 
-    def _gain(self, other: Callable[[], Speed], on: bool) -> float:
-        """Of what is on over the floats that it replaces; of what is off over what there is."""
+    def _gain(self, other: Callable[[], Speed], on: bool, plain: dict[str, Any]) -> float:
+        """Of what is on over `plain`, the setting that it replaces; of what is off over what there is."""
         if on:
-            plain = replace(self.config, quantization=None, kv_cache_dtype="auto")
-            speed = self.speeds.of(footprint_of(self.model, plain, self.hardware, "auto"))
+            config = replace(self.config, **plain)
+            speed = self.speeds.of(footprint_of(self.model, config, self.hardware, plain_kv(config)))
             return self.point.output_per_s / speed.point(self.batch, self.traffic).output_per_s
         return other().point(self.batch, self.traffic).output_per_s / self.point.output_per_s
 
