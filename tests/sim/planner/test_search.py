@@ -42,6 +42,15 @@ def test_every_setting_keeps_the_promise_and_fits() -> None:
         assert one.sequences >= 300 > one.point.batch * one.copies * (one.machines - 1)
 
 
+@pytest.mark.parametrize("batch", [4, 5, 7, 8])
+def test_a_pipeline_serves_no_more_than_what_is_in_flight(batch: int) -> None:
+    machine = find_hardware("4xa10g")
+    point = (
+        Speeds().of(Footprint(store(llama(), machine, "int8"), machine, Placement(pp=4))).point(batch, LOAD)
+    )
+    assert point.output_per_s == pytest.approx(batch / point.tpot_s)
+
+
 def test_fewer_machines_come_first_and_then_more_tokens() -> None:
     found = search([llama()], [H100], LOAD, Promise(users=300))
     counts = [one.machines for one in found.settings]

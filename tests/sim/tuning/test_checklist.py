@@ -70,6 +70,13 @@ def test_of_two_settings_that_are_on_each_has_its_own_gain(small: PlannedModel) 
     assert of(both, "KV in int8").gain != pytest.approx(weights)
 
 
+def test_the_type_of_kv_is_the_configs(small: PlannedModel) -> None:
+    sizes = {kv: of(judged(small, kv_cache_dtype=kv), "KV in int8").why for kv in ("bfloat16", "fp8", "int4")}
+    assert len(set(sizes.values())) == 3
+    gpu = judged(small, find_hardware("h100"), kv_cache_dtype="fp8_e4m3")
+    assert of(gpu, "KV in fp8").state == "on"
+
+
 def test_gains_follow_from_the_machine(small: PlannedModel) -> None:
     assert (
         of(judged(small, WIDE, max_num_seqs=1), "speculation").state == "off"

@@ -80,10 +80,17 @@ def formats_of(hardware: Hardware, asked: Sequence[str] | None = None) -> tuple[
 
 
 def kv_types(hardware: Hardware) -> tuple[str, ...]:
-    """The types of KV to try."""
+    """The types of KV that a search tries."""
     if hardware.kind == "cpu":
         return ("auto", "int8")
     return ("auto", "fp8") if hardware.peak_of("fp8") else ("auto",)
+
+
+def _known_kv(hardware: Hardware) -> tuple[str, ...]:
+    """The types of KV that can be asked for: on a CPU all that the engine has."""
+    if hardware.kind == "cpu":
+        return ("auto", *DTYPE_BYTES, "int8", "fp8", "int4")
+    return kv_types(hardware)
 
 
 def _checked(name: str) -> str:
@@ -96,9 +103,9 @@ def _checked(name: str) -> str:
 def store(model: PlannedModel, hardware: Hardware, format: str = AS_STORED, kv: str = "auto") -> Stored:
     """How a model lies in memory there. Raises ConfigError where the format cannot hold it, and for a KV type that the
     machine has not."""
-    if kv not in kv_types(hardware):
+    if kv not in _known_kv(hardware):
         raise ConfigError(
-            f"KV in {kv:.40} is not planned for on {hardware.name}; there are {', '.join(kv_types(hardware))}"
+            f"KV in {kv:.40} is not planned for on {hardware.name}; there are {', '.join(_known_kv(hardware))}"
         )
     gpu = hardware.kind == "cuda"
     dtype = "bfloat16" if gpu else _cpu_dtype(model, hardware, format)

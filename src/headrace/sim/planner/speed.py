@@ -98,10 +98,9 @@ class Speed:
         part = -(-batch // stages)
         decode = self.decode_s(part, traffic.mean_context)
         prefill = self.prefill_s(traffic.prompt - traffic.cached, traffic.cached)
-        # Stages work at the same time, so that a pipeline takes a step of another part every decode / stages seconds.
-        each = decode / part + prefill / traffic.output
+        # Stages work at the same time, so that every sequence gets a token in the time of the largest part.
         tpot = decode + part * prefill / traffic.output
-        rate = stages / (each * traffic.output)
+        rate = batch / (tpot * traffic.output)
         share = rate * prefill / stages
         busy = min(0.99, share)
         first = prefill * (1 + busy / (2 * (1 - busy))) + decode

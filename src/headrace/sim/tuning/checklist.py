@@ -19,7 +19,7 @@ from headrace.sim.planner.model import PlannedModel
 from headrace.sim.planner.search import BATCHES
 from headrace.sim.planner.speed import Point, Speed, Speeds, Traffic
 from headrace.sim.step_budget import DECODES
-from headrace.sim.tuning.gains import ACCEPTANCE, footprint_of, plain_kv, speculation_gain
+from headrace.sim.tuning.gains import ACCEPTANCE, footprint_of, planned_kv, speculation_gain
 from headrace.sim.workload.sessions import SHAREGPT_OUTPUT
 
 State = Literal["on", "off", "not for you"]
@@ -84,7 +84,7 @@ class _Maker:
     ) -> None:  # fmt: skip
         self.config, self.model, self.hardware = config, model, hardware
         self.speeds, self.traffic = speeds, traffic
-        self.speed = speeds.of(footprint_of(model, config, hardware, plain_kv(config)))
+        self.speed = speeds.of(footprint_of(model, config, hardware, planned_kv(config, hardware)))
         room = self.speed.footprint.largest_batch(traffic.context)
         if not room:
             raise ConfigError(
@@ -200,7 +200,7 @@ class _Maker:
             return Item(
                 "KV in fp8", "not for you", None, "output tokens/s", "the device has no fp8", "nothing"
             )
-        on = plain_kv(self.config) == kv
+        on = planned_kv(self.config, self.hardware) == kv
         gain = self._gain(lambda: self._other(kv=kv), on, {"kv_cache_dtype": "auto"})
         why = f"{format_bytes(self.speed.footprint.kv_token)} a token now; it changes answers a little"
         return self._switch(
@@ -210,14 +210,18 @@ class _Maker:
     def _other(self, format: str | None = None, kv: str | None = None) -> Speed:
         config = self.config if format is None else replace(self.config, quantization=None)
         return self.speeds.of(
-            footprint_of(self.model, config, self.hardware, kv or plain_kv(self.config), format)
+            footprint_of(
+                self.model, config, self.hardware, kv or planned_kv(self.config, self.hardware), format
+            )
         )
 
     def _gain(self, other: Callable[[], Speed], on: bool, plain: dict[str, Any]) -> float:
         """Of what is on over `plain`, the setting that it replaces; of what is off over what there is."""
         if on:
             config = replace(self.config, **plain)
-            speed = self.speeds.of(footprint_of(self.model, config, self.hardware, plain_kv(config)))
+            speed = self.speeds.of(
+                footprint_of(self.model, config, self.hardware, planned_kv(config, self.hardware))
+            )
             return self.point.output_per_s / speed.point(self.batch, self.traffic).output_per_s
         return other().point(self.batch, self.traffic).output_per_s / self.point.output_per_s
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.config import EngineConfig
 from headrace.plan.hardware import Hardware
+from headrace.plan.units import DTYPE_BYTES
 from headrace.quant.format import ACTIVATION_NAMES
 from headrace.sim.planner.formats import AS_STORED, store
 from headrace.sim.planner.memory import Footprint, Placement
@@ -34,6 +35,7 @@ def footprint_of(
     return Footprint(store(model, hardware, format or own or AS_STORED, kv), hardware, Placement())
 
 
-def plain_kv(config: EngineConfig) -> str:
-    """The config's type of KV, as plans name it."""
-    return "int8" if config.kv_cache_dtype == "int8" else "auto"
+def planned_kv(config: EngineConfig, hardware: Hardware) -> str:
+    """The config's type of KV, as plans name it there."""
+    kv = "fp8" if config.kv_cache_dtype == "fp8_e4m3" else config.kv_cache_dtype
+    return "auto" if hardware.kind == "cuda" and kv in DTYPE_BYTES else kv

@@ -17,7 +17,7 @@ from headrace.sim.planner.memory import CPU_CHUNK
 from headrace.sim.planner.model import PlannedModel
 from headrace.sim.planner.search import BATCHES
 from headrace.sim.planner.speed import Point, Speed, Speeds, Traffic
-from headrace.sim.tuning.gains import ACCEPTANCE, footprint_of, plain_kv, speculation_gain
+from headrace.sim.tuning.gains import ACCEPTANCE, footprint_of, planned_kv, speculation_gain
 from headrace.sim.tuning.goal import LATENCY, PROMISE, THROUGHPUT, Goal
 
 USUAL = Traffic(prompt=220, output=195)
@@ -103,7 +103,7 @@ class _Settler:
         self.traffic = replace(USUAL, prompt=min(USUAL.prompt, max(1, longest * 3 // 4)))
         self.traffic = replace(self.traffic, output=min(USUAL.output, max(1, longest - self.traffic.prompt)))
         both = native and "kv_cache_dtype" not in given and config.kv_cache_dtype == "auto"
-        self.types = ("auto", "int8") if both else (plain_kv(config),)
+        self.types = ("auto", "int8") if both else (planned_kv(config, hardware),)
         self.by_type = {kv: self._speed(kv) for kv in self.types}
 
     def settled(self, profile: str) -> Settled:
