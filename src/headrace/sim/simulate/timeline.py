@@ -7,6 +7,7 @@ The first line says what the file is. Each further line is one replica's picture
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 from types import TracebackType
@@ -91,6 +92,7 @@ class Timeline(Observer):
         self._size += len(text)
         if self._size > MAX_BYTES:
             text = json.dumps({"truncated": f"the file would be larger than {MAX_BYTES} bytes"}) + "\n"
+            self.interval_s = math.inf  # no more pictures
         self._file.write(text)
 
 
