@@ -19,7 +19,7 @@ CORE = "/headrace/core/"
 VOCAB = 7
 GROUP = KVGroupSpec("full", num_blocks=12, block_size=2)  # too few for all: preemptions happen
 STAYING, LEAVING = ("a", "b", "c"), ("x", "y", "z")
-ROUNDS = 90
+ROUNDS = 45
 
 
 def requests() -> list[NewRequest]:

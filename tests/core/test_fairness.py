@@ -38,7 +38,9 @@ def shares(
     return {user: served[user] / total for user in weights}
 
 
-@pytest.mark.parametrize("weight", [1.0, 2.0, 5.0, 0.25])
+@pytest.mark.parametrize(
+    "weight", [2.0, *(pytest.param(other, marks=pytest.mark.long) for other in (1.0, 5.0, 0.25))]
+)
 def test_a_heavy_user_gets_no_more_than_its_weight(weight: float) -> None:
     """A hundred requests against those that arrive after them."""
     found = shares({"greedy": 1.0, "modest": weight}, {"greedy": 100, "modest": 80})
@@ -95,7 +97,7 @@ def steps_until_served(length: int, seqs: int = 4, blocks: int = 512) -> int:
     return steps
 
 
-@pytest.mark.parametrize("seqs", [2, 4, 8])
+@pytest.mark.parametrize("seqs", [2, *(pytest.param(other, marks=pytest.mark.long) for other in (4, 8))])
 def test_long_requests_do_not_occupy_all_slots(seqs: int) -> None:
     """The wait does not depend on how long the others are."""
     assert steps_until_served(200, seqs) == steps_until_served(60, seqs) < 30
