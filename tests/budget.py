@@ -14,10 +14,10 @@ from pathlib import PurePath
 import pytest
 
 BUDGET_S = {
-    "bench": 15, "benchmarks": 9, "cli": 21, "conformance": 30, "core": 28, "evaluation": 1, "gguf": 2, "models": 30,
-    "native": 40, "ops": 3, "plan": 9, "program": 1, "quant": 2, "quantize": 6, "runner": 16, "server": 220, "sim": 7,
-    "serving": 42, "speculative": 4, "text": 42, "tools": 5,
-    "": 85,
+    "bench": 10, "benchmarks": 8, "cli": 21, "conformance": 30, "core": 25, "evaluation": 1, "gguf": 2, "models": 30,
+    "native": 40, "ops": 3, "plan": 9, "program": 1, "quant": 1, "quantize": 7, "runner": 16, "server": 170, "sim": 10,
+    "serving": 36, "speculative": 5, "text": 38, "tools": 5,
+    "": 65,
 }  # fmt: skip
 """CPU seconds on a quiet core of an AMD EPYC, by folder of tests/; "" has the files of tests/ itself."""
 

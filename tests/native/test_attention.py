@@ -135,7 +135,7 @@ def invariant_shapes() -> list[Shape]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "step"), with_step(4))
+@pytest.mark.parametrize(("name", "step"), with_step(8))
 def test_batch_and_threads_change_no_bit(
     name: str, step: int, kind: str, teams: dict[int, _native.Team]
 ) -> None:
