@@ -22,6 +22,17 @@ def test_a_plan_in_text(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in shown
 
 
+def test_the_ranking_is_by_money_only_where_every_machine_has_a_price(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for prices, ranked in (
+        ("h100=2.5", "the fewest devices"),
+        ("h100=2.5,l4=1", "output tokens for the money"),
+    ):
+        assert main(["plan", LLAMA, "--hardware", "h100,l4", "--price-per-hour", prices]) == 0
+        assert f"best: {ranked}" in capsys.readouterr().out
+
+
 def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--hardware",

@@ -194,7 +194,9 @@ def test_prices(text: str | None, expected: dict[str, float]) -> None:
     assert read_prices(text, (H100, L4, L4.times(4))) == expected
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "free", "h100=", "h101=2", "h100=2,3", "1e-320", "h100=2,h100=3"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "nan", "inf", "free", "h100=", "h101=2", "h100=2,3", "1e-320", "h100=2,h100=3"]
+)
 def test_prices_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError):
         read_prices(text, (H100,))

@@ -81,6 +81,15 @@ def test_a_promise_is_kept_with_the_most_requests(small: PlannedModel) -> None:
     assert (tighter.config.max_num_seqs or 0) < (found.config.max_num_seqs or 0)
 
 
+def test_a_time_budget_above_the_promise_says_so(small: PlannedModel) -> None:
+    alone = settled("latency", small, max_num_seqs=1).point
+    goal = 1.01 * alone.tpot_s
+    found = settled(f"tpot={goal:.6f}", small, max_num_seqs=1)
+    budget = found.config.step_time_budget
+    assert isinstance(budget, float) and budget > goal
+    assert "no step" not in found.reasons["step_time_budget"]
+
+
 def test_a_promise_that_cannot_be_kept_names_the_nearest_one_that_can(small: PlannedModel) -> None:
     with pytest.raises(ConfigError) as caught:
         settled("ttft=0.001,tpot=0.0001", small)

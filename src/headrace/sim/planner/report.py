@@ -8,7 +8,7 @@ from headrace.plan.units import format_bytes, format_count, milliseconds
 from headrace.sim.planner.command import start_command
 from headrace.sim.planner.money import bill
 from headrace.sim.planner.overview import Overview, Shown, describe
-from headrace.sim.planner.search import Setting
+from headrace.sim.planner.search import Setting, by_money
 from headrace.sim.planner.speed import Point
 from headrace.sim.planner.tables import COMPARED_BATCH, COMPARED_CONTEXT
 
@@ -246,7 +246,8 @@ def _money(setting: Setting) -> str:
 def _footnote(overview: Overview) -> str:
     traffic = overview.question.traffic
     hit = f", {traffic.prefix_hit:.0%} of it in the prefix cache" if traffic.prefix_hit else ""
-    ranked = "output tokens for the money" if overview.prices else "the fewest devices, then speed"
+    money = by_money(overview.prices, overview.question.machines)
+    ranked = "output tokens for the money" if money else "the fewest devices, then speed"
     return (
         f"prompts of {_count(traffic.prompt, 'token')}{hit}, answers of {traffic.output:,}; times are means; "
         f"best: {ranked}; fewer bits change answers (see `headrace eval`)"

@@ -218,9 +218,14 @@ def _rank(
         float(setting.footprint.placement.devices),
         float(setting.point.batch),
     )
-    if prices and all(machine.label in prices for machine in machines):
+    if by_money(prices, machines):
         return (-_step(setting.tokens_per_unit or 0.0), *plain)
     return (float(setting.machines * setting.hardware.count), -_step(setting.tokens_per_s), *plain)
+
+
+def by_money(prices: Mapping[str, float] | None, machines: Sequence[Hardware]) -> bool:
+    """Whether settings are ranked by tokens for the money: where every machine has a price."""
+    return bool(prices) and all(machine.label in (prices or {}) for machine in machines)
 
 
 def _step(value: float) -> float:

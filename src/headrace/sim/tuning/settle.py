@@ -34,6 +34,8 @@ KV_WORTH, DRAFTS_WORTH = 1.10, 1.05
 CHUNKS = (256, 512, 1024, 2048)
 FORMATS = ("int8", "int4")
 """Formats of weights that a refused promise may be kept with."""
+PROMPTS_ROOM = 1.2
+"""A step with a prompt may take so many times that of one without, at least."""
 ROOM = 1.02
 """The nearest promise leaves so much room."""
 
@@ -216,10 +218,11 @@ class _Settler:
                 "step_time_budget", "off", "large chunks are fastest, and streams may wait for them"
             )
         if self.goal.tpot_s is not None:
-            seconds = round(max(self.goal.tpot_s, 1.2 * point.decode_s), 4)
-            return Choice(
-                "step_time_budget", seconds, "no step with a prompt takes longer than the promised TPOT"
-            )
+            least = PROMPTS_ROOM * point.decode_s
+            why = "no step with a prompt takes longer than the promised TPOT"
+            if least > self.goal.tpot_s:
+                why = f"{PROMPTS_ROOM:g} times a step without a prompt: the promised TPOT leaves prompts less"
+            return Choice("step_time_budget", round(max(self.goal.tpot_s, least), 4), why)
         return Choice("step_time_budget", "auto", "prompts cost streams about one more step")
 
     def _speculation(self, speed: Speed, point: Point) -> Choice:
