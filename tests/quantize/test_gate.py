@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,36 @@ def test_the_page_has_layers_in_order_and_the_head_after_them(tmp_path: Path) ->
     quality = Quality("new", "old", "how", lost(0.1), Agreement(1, 256, 1.0, 1.0), errors, 1, 4.0)
     write_quality(tmp_path, quality)
     assert list(json.loads((tmp_path / "quality.json").read_text())["layers"]) == ["2", "10", "head"]
-    assert "| head | 30.00% | head | 30.00% |" in (tmp_path / "QUALITY.md").read_text()
+    page = (tmp_path / "QUALITY.md").read_text()
+    assert "| head | 30.00% | head | 30.00% |" in page and "change of the products" in page
+    write_quality(tmp_path, replace(quality, calibrated=False))
+    page = (tmp_path / "QUALITY.md").read_text()
+    assert "|change of the weights| / |weights|: root" in page and "products" not in page
+
+
+def test_the_page_names_every_option_that_decided_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "headrace.cli.quantize._compare", lambda args, folder: (lost(0.1), Agreement(1, 256, 1.0, 1.0))
+    )
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
+    words = (
+        "--method rtn --bits 8 --group-size 32 --asymmetric --clip --head --samples 0 --num-threads 1 --eval"
+    )
+    assert main(["quantize", str(tmp_path / "model"), "-o", str(tmp_path / "out"), *words.split()]) == 0
+    page = (tmp_path / "out" / "QUALITY.md").read_text()
+    for word in (
+        "--bits 8",
+        "--group-size 32",
+        "--asymmetric",
+        "--clip",
+        "--head",
+        "--samples 0",
+        "--seed 0",
+    ):
+        assert word in page, word
 
 
 @pytest.mark.long

@@ -44,6 +44,11 @@ AUTO_METHOD = "auto"
 _TOGETHER = "--method auto and --format gguf:auto go together: each tensor gets a type of its own"
 _WORST = 3
 _BITS, _GROUP = 4, "128"
+_DECIDING = (
+    "bits", "group_size", "asymmetric", "clip", "act_order", "rotate", "head", "smoothing", "static_inputs", "data",
+    "samples", "length", "seed", "bits_per_weight", "size",
+)  # fmt: skip
+"""Options that decide what is written, besides method, format and limits."""
 _STRATEGIES: Mapping[str, Strategy] = {"tensor": "tensor", "channel": "channel", "128x128": "block"}
 """Of fp8, by the words of --group-size."""
 
@@ -299,24 +304,33 @@ def _write_quality(
 ) -> None:  # fmt: skip
     from headrace.evaluation.quality import Limits, Quality, write_quality
 
-    how = f"headrace quantize --method {args.method} --format {args.format}"
-    if not args.format.lower().startswith("gguf:"):
-        how += "" if args.bits is None else f" --bits {args.bits}"
-        how += "" if args.group_size is None else f" --group-size {args.group_size}"
     quality = Quality(
         args.output.name,
         args.model,
-        how,
+        _words(args),
         *found,
         report.errors,
         report.size,
         report.bits,
         limits or Limits(),
         wide,
+        bool(args.samples),
     )
     write_quality(folder, quality)
     for name, value in quality.rows():
         print(f"{name:<40}{value}")
+
+
+def _words(args: argparse.Namespace) -> str:
+    """The command, with the options that decide what is written."""
+    words = ["headrace quantize", f"--method {args.method}", f"--format {args.format}"]
+    for name in _DECIDING:
+        value = getattr(args, name)
+        if value is None or value is False:
+            continue
+        flag = "--" + name.replace("_", "-")
+        words.append(flag if value is True else f"{flag} {shlex.quote(str(value))}")
+    return " ".join(words)
 
 
 def _gguf_options(args: argparse.Namespace) -> GGUFOptions:

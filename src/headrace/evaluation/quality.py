@@ -55,9 +55,9 @@ def _above(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """model, reference: their names. how: the options in words. errors: of each matrix, the relative error of its
+    """model, reference: their names. how: the command. errors: of each matrix, the relative error of its
     products. size: in bytes, of all weights. bits: of a weight of the quantised matrices. wide: (matrix, format) of
-    those that got more bits to meet the limits."""
+    those that got more bits to meet the limits. calibrated: False where the errors are those of the weights."""
 
     model: str
     reference: str
@@ -69,6 +69,7 @@ class Quality:
     bits: float
     limits: Limits = dataclasses.field(default_factory=Limits)
     wide: tuple[tuple[str, str], ...] = ()
+    calibrated: bool = True
 
     def layers(self) -> dict[str, float]:
         """The root mean square error of each layer's matrices, by its number; then of "head", where that is codes."""
@@ -130,9 +131,11 @@ def _page(quality: Quality) -> str:
             + ", ".join(f"{name} ({to})" for name, to in quality.wide)
             + ".",
         ]
+    what = "products" if quality.calibrated else "weights"
+    over = " over the calibration texts" if quality.calibrated else ""
     lines += [
-        "", "## Error of the products of each layer", "",
-        "|change of the products| / |products| over the calibration texts: root mean square of a layer.", "",
+        "", f"## Error of the {what} of each layer", "",
+        f"|change of the {what}| / |{what}|{over}: root mean square of a layer.", "",
         f"![Error by layer]({PLOT})", "", "| layer | error | largest | its error |", "|---|---|---|---|",
     ]  # fmt: skip
     for layer, error in quality.layers().items():
@@ -145,13 +148,14 @@ def _page(quality: Quality) -> str:
 def _plot(quality: Quality) -> str:
     """Bars, one a layer."""
     layers = quality.layers()
+    what = "products" if quality.calibrated else "weights"
     width, height, left, bottom = 720, 260, 56, 28
     top = max([*layers.values(), 1e-9]) * 1.1
     step = (width - left - 12) / max(1, len(layers))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="11">',
-        f"<title>{escape(quality.model)}: relative error of the products by layer</title>",
+        f"<title>{escape(quality.model)}: relative error of the {what} by layer</title>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     room = height - bottom - 12
