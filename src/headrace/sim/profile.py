@@ -254,7 +254,7 @@ class Profile:
             raise ConfigError("a profile needs the speed of memory at one size or more, and sizes that rise")
         if not all(math.isfinite(one) and one > 0 for one in (*rates, *shares, *links)):
             raise ConfigError("a profile has a rate that is no positive number")
-        costs = [self.step, self.server, *self.samples.values()]
+        costs: list[StepCost | ServerCost | SampleCost] = [self.step, self.server, *self.samples.values()]
         times = [self.call_s, *(time for cost in costs for time in dataclasses.astuple(cost))]
         times += [] if self.link is None else [self.link.latency_s]
         times += [time for cost in self.attention.values() for time in (cost.head_s, cost.row_s)]
