@@ -72,6 +72,10 @@ def test_optimize_prints_the_checklist(capsys: pytest.CaptureFixture[str]) -> No
         (("shape:llama-2-70b", "--hardware", "t4"), "does not fit on t4"),
         (("tale", "--hardware", "h1000"), "did you mean h100"),
         (("tale", "--rate", "0"), "--rate must be between"),
+        (
+            ("shape:llama-3.1-8b", "--hardware", "h100", "--prompt-tokens", "200000"),
+            "longer than the context of 131072",
+        ),
     ],
 )
 def test_optimize_refuses(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:

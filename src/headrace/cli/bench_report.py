@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -98,17 +99,19 @@ def _read(path: Path) -> Report:
 def _prepare(args: argparse.Namespace) -> Prepared:
     from headrace.bench.subject import load_subject
     from headrace.bench.technique_report.run import Options, notes, report_rows
+    from headrace.build import survey
     from headrace.sim.profile_store import this_profile
 
     config = engine_config(args)
+    drafter = args.drafter or _DRAFTERS.get(config.model, "ngram")
+    # A drafter that does not fit the model is refused now, not after minutes.
+    survey(replace(config, speculative=drafter))
     subject = load_subject(config)
     resolved = subject.parts.resolved
     profile = None
     if resolved.kernels is not None:
         profile = this_profile(resolved.kernels, resolved.num_threads)
-    options = Options(
-        args.quick, args.drafter or _DRAFTERS.get(config.model, "ngram"), args.data, args.price_per_hour
-    )
+    options = Options(args.quick, drafter, args.data, args.price_per_hour)
 
     def rows(progress: Progress) -> Iterator[Row]:
         return report_rows(config, subject, profile, options, progress)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
 from headrace.cli.goal import machine_here
 from headrace.cli.parser import add_command, add_number, check_range
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.sim.tuning.checklist import Checklist
@@ -64,6 +65,11 @@ def run(args: argparse.Namespace) -> int:
     longest = config.max_model_len or model.spec.max_position
     prompt = args.prompt_tokens or min(USUAL.prompt, max(1, longest * 3 // 4))
     output = args.output_tokens or min(USUAL.output, max(1, longest - prompt))
+    if prompt + output > longest:
+        raise ConfigError(
+            f"a prompt of {prompt} and an answer of {output} tokens are longer than the context of {longest} tokens; "
+            f"lower --prompt-tokens or --output-tokens to {longest} together"
+        )
     found = checklist(config, model, hardware, Speeds(profile), Traffic(prompt, output), words, args.rate)
     print(json.dumps(asdict(found), indent=2) if args.json else _text(found))
     return 0

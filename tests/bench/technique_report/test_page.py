@@ -145,9 +145,10 @@ def test_comparison_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     other.write(str(paths[0]))
     assert main(["bench", "report", "--compare", *map(str, paths)]) != 0
     assert "headrace bench latency" in capsys.readouterr().err
-    paths[0].write_text("{")
-    assert main(["bench", "report", "--compare", *map(str, paths)]) != 0
-    assert "no JSON" in capsys.readouterr().err
+    for damaged in ("{", "[" * 100_000):
+        paths[0].write_text(damaged)
+        assert main(["bench", "report", "--compare", *map(str, paths)]) != 0
+        assert "no JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,8 @@ def test_comparison_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--price-per-hour", "-1"], "--price-per-hour must be above 0"),
         (["--output", "/dev/null/report"], "cannot be written"),
         (["--data", "/nowhere.txt"], "cannot read /nowhere.txt"),
+        (["--drafter", "nope"], "there is no model 'nope'"),
+        (["--drafter", "ngram,ngram"], "ngram"),
     ],
 )
 def test_bad_input_is_refused_before_the_work(
@@ -166,6 +169,7 @@ def test_bad_input_is_refused_before_the_work(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("headrace.bench.subject.load_subject", lambda config: pytest.fail("the work began"))
     assert main(["bench", "report", *arguments]) != 0
     assert said in capsys.readouterr().err
 

@@ -106,6 +106,11 @@ def test_limits(tmp_path: Path) -> None:
     assert len(read(tmp_path, AZURE, duration_s=0.06)) == 2
 
 
+def test_times_that_a_clock_cannot_hold_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 2 .* after the first request"):
+        read(tmp_path, mooncake((0, 10, 1, []), (1e300, 10, 1, [])))
+
+
 def test_neighbouring_lines_are_put_in_order(tmp_path: Path) -> None:
     asks = read(tmp_path, mooncake((5, 10, 1, []), (3, 11, 1, []), (4, 12, 1, [])))
     assert [len(ask.prompt) for ask in asks] == [11, 12, 10]

@@ -81,7 +81,7 @@ def test_rates_from_words() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["0", "-1", "nan", "x", "", "1:2", "1:2:1", "1:2:x", "1:inf:3", "1:2:3:4", f"{MAX_RATE * 1.01}",
+    ["0", "-1", "nan", "x", "", "1:2", "1:2:1", "1:2:x", "1:inf:3", "1:2:3:4", f"{MAX_RATE * 1.01}", "1e-300",
      f"1:2:{MAX_STEPS + 1}", "1:2:9999999999999"],
 )  # fmt: skip
 def test_words_that_are_no_rates(word: str) -> None:

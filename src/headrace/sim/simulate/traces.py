@@ -28,6 +28,8 @@ PIECE = 512
 """Tokens that one of Mooncake's hash_ids stands for."""
 MAX_LINE = 1 << 20
 MAX_HASH = 2**63
+MAX_S = 1e9
+"""Between the first request and the last; a simulated clock of later times is too coarse for steps."""
 UNORDERED = 1024
 """Lines among which requests are put in the order of their times."""
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -72,6 +74,8 @@ class TraceAsks:
             at = (entry.time_s - start) / self.speed
             if at >= self.duration_s:
                 return
+            if at > MAX_S:
+                raise _damaged(self.path, entry.line, f"is more than {MAX_S:,.0f} s after the first request")
             yield Ask(number, at, self._prompt(number, entry), max(1, entry.output_tokens))
 
     def after(self, ask: Ask, now: float) -> Ask | None:

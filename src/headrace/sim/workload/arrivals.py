@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError
 
-MAX_RATE = 1e6
+MIN_RATE, MAX_RATE = 1e-6, 1e6
 MAX_STEPS = 1000
 
 
@@ -69,9 +69,9 @@ def _rate(text: str) -> float:
         rate = float(text)
     except ValueError:
         rate = math.nan
-    if not (0 < rate <= MAX_RATE or rate == math.inf):
+    if not (MIN_RATE <= rate <= MAX_RATE or rate == math.inf):
         raise ConfigError(
-            f"--request-rate must be above 0 and at most {MAX_RATE:g}, or inf, got {text!r:.80}"
+            f"--request-rate must be between {MIN_RATE:g} and {MAX_RATE:g}, or inf, got {text!r:.80}"
         )
     return rate
 
