@@ -41,7 +41,7 @@ def charged(server: TinyServer, caller: Caller) -> float:
     return caller.tokens_per_minute - limit.remaining
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/v1/completions", pytest.param("/v1/embeddings", marks=pytest.mark.long)])
 def test_a_disconnect_before_the_first_token_is_charged_for_computed_tokens(path: str) -> None:
     caller = Caller("ann", tokens_per_minute=10_000, admin=True)
     server = TinyServer(traffic=keyed(caller), **SLOW_PREFILL)
@@ -87,7 +87,7 @@ def test_a_disconnect_in_the_queue_is_not_charged() -> None:
         server.close()
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_stop_string_counts_the_same_in_answers_usage_and_metrics(stream: bool) -> None:
     """News of several steps travels together, so the engine runs past the stop string before it hears of it."""
     tokenizer = Tokenizer.from_folder(TALE)
