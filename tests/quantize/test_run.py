@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from headrace.cli import main
 from headrace.errors import HeadraceError
@@ -335,3 +335,20 @@ def test_the_head_becomes_codes_of_its_own(tied: bool, rotate: bool, format: str
 def test_matrices_that_were_asked_to_stay_are_not_said_to_fit_badly(tiny: str, tmp_path: Path) -> None:
     report = made(tiny, tmp_path / "out", method="rtn", texts=[], keep=("0.down",))
     assert report.kept == () and "0.down" not in report.errors and "1.down" in report.errors
+
+
+@pytest.mark.parametrize("format", ["gptq", "gguf:Q4_0"])
+def test_weights_that_are_not_numbers_are_refused(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = np.nan
+    save_file(tensors, path, {"format": "pt"})
+    words = ["--method", "rtn", "--samples", "0", "--num-threads", "1", "--format", format]
+    words += [] if format.startswith("gguf") else ["--group-size", "32"]
+    assert main(["quantize", str(tmp_path / "model"), "-o", str(tmp_path / "out"), *words]) == 1
+    assert "the weights of 0.down are infinite or not numbers" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()

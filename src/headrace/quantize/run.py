@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace import __version__
-from headrace.errors import ConfigError, UnsupportedModel
+from headrace.errors import ConfigError, ModelError, UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.families import weight_names
 from headrace.models.identity import weights_identity
@@ -358,6 +358,7 @@ class _Job:
             stacked = weights.matrices[weight.name].weight
             assert isinstance(stacked, torch.Tensor)
             matrices = stacked if weight.experts is not None else stacked[None]
+            check_finite(weight.name, stacked)
             squares = []
             given = None if hessians is None else hessians.of(weight.name)
             peak = None if hessians is None else float(hessians.peaks(weight.name).max())
@@ -498,6 +499,12 @@ def _read_matrix(
     return LaidOut(
         layout, Matrix(module, rows, columns, entries, lambda suffix: file.raw(names[suffix]))
     ).floats()
+
+
+def check_finite(name: str, matrices: torch.Tensor) -> None:
+    """Raises ModelError for weights that no codes stand for."""
+    if not bool(torch.isfinite(matrices).all()):
+        raise ModelError(f"the weights of {name} are infinite or not numbers: they cannot be quantised")
 
 
 def layer_matrices(segment: Segment) -> list[WeightRef]:

@@ -44,7 +44,7 @@ from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.vocabulary import vocabulary_metadata
 from headrace.quantize.gptq import DAMPING, relative_error
 from headrace.quantize.hessians import Hessians
-from headrace.quantize.run import Progress, Report, Steps, floats_of, layer_matrices
+from headrace.quantize.run import Progress, Report, Steps, check_finite, floats_of, layer_matrices
 from headrace.quantize.sensitivity import Part
 from headrace.quantize.walk import Walk, segments
 
@@ -231,6 +231,7 @@ class Job:
         errors: dict[str, float] = {}
         tensors: list[Tensor] = []
         for weight in targets:
+            check_finite(weight.name, _stacked(weights, weight))
             squares: list[float] = []
             raw: dict[str, list[NDArray[np.uint8]]] = {}
             given = None if hessians is None else hessians.of(weight.name)
