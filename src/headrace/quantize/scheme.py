@@ -31,7 +31,7 @@ class Scheme:
 
     clip: ranges are searched for the least squared error of the weights. scale: the type that scales are stored in.
     least_zero: the smallest zero; 1 where a format cannot tell 0 from 2^bits. positive: no symmetric scale is below 0,
-    and the lowest code is left out.
+    and only weights that are clipped have the lowest code.
     """
 
     bits: int
