@@ -28,7 +28,7 @@ from tests.server.conftest import TinyServer, serve
 from tests.server.keyring import bearer, code, complete, keyed, secret
 from tests.waiting import LONG_S, until
 
-OPEN = {"/health", "/ready", "/", "/docs"}
+OPEN = {"/health", "/ready", "/", "/docs", "/calculator"}
 """All that may be had without a key, besides the files of the page."""
 PAGE = "/page/"
 
