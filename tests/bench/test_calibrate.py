@@ -215,3 +215,13 @@ def test_bad_input_is_one_clear_sentence(
     assert main(["calibrate", *words]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("headrace: error: ") and said in shown and shown.count("\n") == 1
+
+
+def test_a_cache_that_takes_no_profile_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(subject, "calibrate", lambda *_, **__: pytest.fail("the work began"))
+    assert main(["calibrate"]) == 1
+    assert "cannot be stored" in capsys.readouterr().err

@@ -22,7 +22,14 @@ from headrace.sim.profile import (
     ServerCost,
     StepCost,
 )
-from headrace.sim.profile_store import profile_key, profile_path, read_profile, store_profile, this_profile
+from headrace.sim.profile_store import (
+    check_store,
+    profile_key,
+    profile_path,
+    read_profile,
+    store_profile,
+    this_profile,
+)
 
 FULL = Profile(
     "made", "measured", ((1e6, 9e10), (1e9, 3e10)), {"bf16": 4e11},
@@ -129,6 +136,19 @@ def test_stored_profiles_are_found_by_machine_kernels_and_threads(tmp_path: Path
 def test_the_file_lies_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert profile_path() == tmp_path / "headrace" / "profile.json"
+
+
+def test_a_folder_that_takes_no_file_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "taken" / "profile.json").mkdir(parents=True)
+    for path in (tmp_path / "file" / "profile.json", tmp_path / "taken" / "profile.json"):
+        with pytest.raises(ConfigError, match="cannot be stored"):
+            check_store(path=path)
+        with pytest.raises(ConfigError, match="cannot be stored"):
+            store_profile(FULL, path=path)
+    assert list((tmp_path / "taken").iterdir()) == [tmp_path / "taken" / "profile.json"]
+    check_store(path=tmp_path / "new" / "profile.json")
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_files_that_are_no_profiles(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.bench.calibrate import calibrate
     from headrace.bench.progress import ProgressBar
     from headrace.bench.roofline import kernel_names
-    from headrace.sim.profile_store import store_profile
+    from headrace.sim.profile_store import check_store, store_profile
 
     here = kernel_names()
     if args.kernels is not None and args.kernels not in here:
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     formats = _formats(args.formats)
     if args.output:
         check_writable("the profile", args.output)
+    check_store()
     with ProgressBar(None) as progress:
         found = calibrate(
             formats, args.kv_types, kernels=args.kernels, threads=args.num_threads, quick=args.quick,

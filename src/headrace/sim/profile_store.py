@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import os
+import tempfile
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -55,16 +58,33 @@ def store_profile(profile: Profile, *, path: Path | None = None) -> Path:
     """Keep a profile, in place of one with the same key. Raises ConfigError where the file cannot be written."""
     target = path or profile_path()
     profiles = {**_read(target), profile.key: profile.to_json()}
+    new = target.with_suffix(f".{os.getpid()}.new")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        new = target.with_suffix(f".{os.getpid()}.new")
         new.write_text(
             json.dumps({"version": VERSION, "profiles": profiles}, indent=1) + "\n", encoding="utf-8"
         )
         new.replace(target)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
         raise ConfigError(f"the profile cannot be stored in {target}: {error.strerror}") from error
     return target
+
+
+def check_store(*, path: Path | None = None) -> None:
+    """Raises ConfigError, before anything is measured, where `store_profile` could write no file."""
+    target = path or profile_path()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    except OSError as error:
+        raise ConfigError(
+            f"the profile cannot be stored in {target}: {error.strerror}; XDG_CACHE_HOME names another folder"
+        ) from error
 
 
 def read_profile(path: Path) -> Profile:

@@ -78,7 +78,7 @@ def test_a_simulation_is_replayed(slow: TinyServer, visit: Open, recorded: Path)
         pytest.param(
             '{"headrace_timeline": 1, "interval_s": 1}\n', "nothing to replay", marks=pytest.mark.long
         ),
-        ('{"headrace_timeline": 1, "interval_s": 1}\n{"replica":0,"lanes":7}\n', "damaged"),
+        ('{"headrace_timeline": 1, "interval_s": 1}\n' + '{"replica":0,"lanes":7}\n' * 3, "damaged"),
     ],
 )
 def test_other_files_are_refused(
@@ -91,3 +91,5 @@ def test_other_files_are_refused(
     one.page.set_input_files("#replay-file", str(path))
     one.wait(lambda: words in one.page.inner_text("#traffic-told"))
     assert not one.page.is_visible("#replay")
+    if words == "damaged":
+        assert one.page.text_content("#replay-play") == "Play"  # it does not play on

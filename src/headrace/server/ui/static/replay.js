@@ -41,7 +41,7 @@ export class Replay {
   }
 
   get pictures() {
-    return this.replicas[Number(byId("replay-replica").value)] ?? [];
+    return this.replicas?.[Number(byId("replay-replica").value)] ?? [];
   }
 
   async open(file) {
@@ -58,7 +58,7 @@ export class Replay {
       byId("replay").hidden = false;
       this.tell(`Replays ${typeof head.model === "string" ? head.model.slice(0, 80) : "a simulation"}`);
       this.seek(0);
-      this.play();
+      if (this.active) this.play(); // a damaged first picture has closed it
     } catch (error) {
       this.tell(error instanceof SyntaxError || error instanceof TypeError ? "This file is damaged." : error.message);
     }
@@ -83,6 +83,7 @@ export class Replay {
       const steps = Math.min(Math.floor(this.passed / this.interval), Number(byId("replay-at").max) - this.at);
       if (this.passed >= this.interval) this.passed %= this.interval;
       for (let step = 1; step <= steps; step += 1) this.picture(this.at + step, step === steps);
+      if (!this.active) return;
       this.at += steps;
       if (this.at >= Number(byId("replay-at").max)) this.pause();
     }, FRAME_MS);
