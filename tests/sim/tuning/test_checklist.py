@@ -101,6 +101,8 @@ def test_the_load_sets_the_batch(small: PlannedModel) -> None:
 
 def test_other_machines(small: PlannedModel) -> None:
     found = judged(small, find_hardware("2xh100"))
+    assert found.hardware == "one device of 2xh100"
+    assert found.point == judged(small, find_hardware("h100")).point
     names = [item.technique for item in found.items]
     assert "weights in fp8" in names and "KV in fp8" in names
     assert of(found, "tensor parallel").state == "not for you"

@@ -48,8 +48,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Checklist:
-    """point: the steady state as configured, with the sequences in flight of the load. use: the load's share of what
-    the machine can serve; None: no rate was given, and the batch is full."""
+    """hardware: in words. point: the steady state as configured, with the sequences in flight of the load. use:
+    the load's share of what the machine can serve; None: no rate was given, and the batch is full."""
 
     model: str
     hardware: str
@@ -74,7 +74,9 @@ def checklist(
     Raises ConfigError where the model, stored as configured, does not fit on the machine.
     """
     made = _Maker(config, model, hardware, speeds, traffic, rate)
-    return Checklist(model.name, hardware.label, profile, traffic, made.point, made.use, tuple(made.items()))
+    return Checklist(
+        model.name, _place(hardware), profile, traffic, made.point, made.use, tuple(made.items())
+    )
 
 
 class _Maker:
@@ -88,7 +90,7 @@ class _Maker:
         room = self.speed.footprint.largest_batch(traffic.context)
         if not room:
             raise ConfigError(
-                f"{model.name:.80} with a sequence of {traffic.context} tokens does not fit on {hardware.label}: "
+                f"{model.name:.80} with a sequence of {traffic.context} tokens does not fit on {_place(hardware)}: "
                 f"see `headrace plan {model.name:.80} --hardware {hardware.label}`"
             )
         self.most = min(config.max_num_seqs or _SEQS[hardware.kind], room)
@@ -288,6 +290,11 @@ class _Maker:
         return Item(
             name, "not for you", gain, measure, "this version runs on one device", "see `headrace plan`"
         )
+
+
+def _place(hardware: Hardware) -> str:
+    """What is judged: this version runs a model on one device."""
+    return hardware.label if hardware.count == 1 else f"one device of {hardware.label}"
 
 
 def _longest_share(batch: int) -> float:
