@@ -223,7 +223,7 @@ def _memory(
     native: Any, kernels: str, threads: int, cache: int, main: float
 ) -> tuple[tuple[float, float], ...]:
     """Bytes a second of reading working sets again and again."""
-    sizes = sorted({*MEMORY_SIZES, cache // 2})
+    sizes = sorted(size for size in {*MEMORY_SIZES, cache // 2} if 0 < size < 2 * cache)
     reads = [
         (float(size), max(native.measure_read(kernels, threads=threads, buffer_bytes=size, runs=20)))
         for size in sizes
