@@ -29,7 +29,7 @@ from headrace.cli import main
         (["--request-timeout", "86401"], "--request-timeout must be between 0.001 and 86400"),
         (["--duration", "5"], "--duration needs --max-concurrency"),
         (["--duration", "5", "--max-concurrency", "2", "--request-rate", "3"], "exclude each other"),
-        (["--request-rate", "0"], "--request-rate must be above 0"),
+        (["--request-rate", "0"], "--request-rate must be between 1e-06"),
         (["--goodput", "ttft"], "--goodput takes ttft, tpot, e2el"),
         (["--goodput", "itl:1"], "--goodput takes ttft, tpot, e2el"),
         (["--goodput", "ttft:86401"], "--goodput takes ttft, tpot, e2el"),

@@ -184,7 +184,7 @@ def test_routers_are_those_that_there_are() -> None:
     ("flags", "complaint"),
     [
         (["--hardware", "h1000"], "did you mean"),
-        (["--rate", "0"], "--request-rate must be above 0"),
+        (["--rate", "0"], "--request-rate must be between 1e-06"),
         (["--replicas", "0"], "--replicas must be between 1"),
         (["--acceptance-rate", "1.5"], "--acceptance-rate"),
         (["--search", "rate"], "give --ttft or --tpot"),
