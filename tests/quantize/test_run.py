@@ -259,7 +259,7 @@ def test_the_command_says_what_was_lost(
 def test_every_family_hardly_moves_with_8_bits(
     family: str, format: str, method: str, order: Literal["static", "group"] | None, tmp_path: Path
 ) -> None:
-    from headrace import LLM
+    from headrace.bench.judged import JudgedLLM
     from headrace.evaluation.documents import Document
     from headrace.evaluation.measures import divergence
 
@@ -274,24 +274,9 @@ def test_every_family_hardly_moves_with_8_bits(
     for name, weight in before.items() if method not in ("awq", "smoothquant") else ():
         assert (after[name] - weight).norm() < least * weight.norm(), name
 
-    class Model:
-        vocab_size = 2048
-
-        def __init__(self, name: str) -> None:
-            self.llm = LLM(name, tokenizer="tale", dtype="float32", num_threads=1, show_progress=False)
-
-        def states(self, documents: Any) -> Any:
-            return self.llm.hidden_states([list(one) for one in documents], use_tqdm=False)
-
-        def logits(self, states: Any) -> Any:
-            return self.llm.logits(states)
-
-        def write(self, prompts: Any, tokens: int) -> Any:
-            raise NotImplementedError
-
-    found = divergence(
-        Model(str(tmp_path / "out")), Model(str(tmp_path / "model")), [Document(one) for one in TEXTS]
-    )
+    options = {"tokenizer": "tale", "dtype": "float32", "num_threads": 1, "show_progress": False}
+    out, model = (JudgedLLM(str(tmp_path / name), options) for name in ("out", "model"))
+    found = divergence(out, model, [Document(one) for one in TEXTS])
     # Of a random mixture some tokens go to another expert with any rounding: these move far.
     most = (0.01, 0.1) if group is not None else (0.15, 0.5)
     assert found.median < most[0] and found.mean < most[1], found

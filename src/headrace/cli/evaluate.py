@@ -149,23 +149,9 @@ def _reference(args: argparse.Namespace, options: Mapping[str, Any]) -> JudgedLL
 
 
 def _documents(records: Sequence[Record], model: JudgedLLM, args: argparse.Namespace) -> list[Document]:
-    """As many as have so many tokens to predict; the last is cut."""
-    from headrace.evaluation.documents import Document, given_documents
+    from headrace.evaluation.documents import measured_documents
 
-    length = min(args.length, model.longest)
-    found, left = [], args.tokens
-    documents = (
-        one for record in records for one in given_documents([record], model.llm.tokenizer, length)
-    )  # texts that are not measured are not tokenized
-    for document in documents:
-        if left <= 0:
-            break
-        if document.trained > left:
-            first = max(1, document.start)
-            document = Document(document.ids[: first + left], document.start)
-        found.append(document)
-        left -= document.trained
-    return found
+    return measured_documents(records, model.llm.tokenizer, min(args.length, model.longest), args.tokens)
 
 
 def _prompts(records: Sequence[Record], model: JudgedLLM, args: argparse.Namespace) -> list[list[int]]:

@@ -101,6 +101,21 @@ def given_documents(records: Sequence[Record], encoder: Encoder, longest: int) -
     return [document for document in documents if document.trained]
 
 
+def measured_documents(
+    records: Sequence[Record], encoder: Encoder, longest: int, tokens: int
+) -> list[Document]:
+    """As many of `given_documents` as have so many tokens to predict; the last is cut, and no later text is read."""
+    found: list[Document] = []
+    for document in (one for record in records for one in given_documents([record], encoder, longest)):
+        if tokens <= 0:
+            break
+        if document.trained > tokens:
+            document = Document(document.ids[: max(1, document.start) + tokens], document.start)
+        found.append(document)
+        tokens -= document.trained
+    return found
+
+
 def beginnings(
     records: Sequence[Record], encoder: Encoder, count: int, rng: random.Random, longest: int
 ) -> list[list[int]]:

@@ -6,7 +6,7 @@ only decodes takes some ten. The budget "auto" follows from the load instead:
 - A step with prompts may take `DECODES` times as long as it would without them. So the 99th percentile of the gaps
   between tokens stays near that multiple of their median.
 - Small chunks cost throughput, as fewer sequences decode together while the others wait for their prompts. So where
-  many prompts wait behind the first one for each sequence that decodes, as means over `WINDOW` steps, the budget
+  many prompts wait after the first one for each sequence that decodes, as means over `WINDOW` steps, the budget
   rises, up to the time of the smallest step that computes tokens at `KNEE` of the best rate, by the steps that were
   measured. Then nearly every step has a prompt in it, and gaps are long but equal.
 
@@ -28,7 +28,7 @@ from headrace.sim.work import model_work
 DECODES = 2.2
 """Below 2.5, which is what the gaps' 99th percentile shall stay under: predictions have errors."""
 CALM, PRESSED = 0.1, 0.6
-"""Prompts that wait behind the one that is computed, for each sequence that decodes: up to CALM the budget does not
+"""Prompts that wait while another one is computed, for each sequence that decodes: up to CALM the budget does not
 rise, from PRESSED on it is highest."""
 WINDOW = 96
 """Steps with sequences that decode, of the exponential mean of the two numbers: about what a request decodes."""

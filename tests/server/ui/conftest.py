@@ -101,3 +101,22 @@ def crowded() -> Iterator[TinyServer]:
     server = TinyServer(step_s=0.01, num_blocks=150)
     yield server
     server.close()
+
+
+@pytest.fixture
+def page(chromium: Any, tiny: TinyServer) -> Iterator[Any]:
+    """A tab on the tiny server that may print nothing, raise nothing, and ask no other host."""
+    context = chromium.new_context()
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on(
+        "console",
+        lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None,
+    )
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request", lambda request: None if request.url.startswith(tiny.url) else wrong.append(request.url)
+    )
+    yield page
+    context.close()
+    assert not wrong, wrong

@@ -1,4 +1,4 @@
-"""The calculator: GET /plan behind the same keys and limits as the API, and the page that shows it."""
+"""The calculator: GET /plan, with the same keys and limits as the API, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from headrace.cli import main
 from headrace.server.access.keys import Caller
@@ -80,24 +80,6 @@ def test_it_needs_a_key_and_counts_as_a_request(locked: TinyServer) -> None:
     key = {"Authorization": f"Bearer {secret('ann')}"}
     codes = [locked.http.get("/plan", params=LLAMA, headers=key).status_code for _ in range(3)]
     assert codes == [200, 200, 429]
-
-
-@pytest.fixture
-def page(chromium: Browser, tiny: TinyServer) -> Iterator[Page]:
-    context = chromium.new_context()
-    page = context.new_page()
-    wrong: list[str] = []
-    page.on(
-        "console",
-        lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None,
-    )
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "request", lambda request: None if request.url.startswith(tiny.url) else wrong.append(request.url)
-    )
-    yield page
-    context.close()
-    assert not wrong, wrong
 
 
 @pytest.mark.usefixtures("tale_is_served")

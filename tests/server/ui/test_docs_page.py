@@ -17,24 +17,6 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def page(chromium: Browser, tiny: TinyServer) -> Iterator[Page]:
-    context = chromium.new_context()
-    page = context.new_page()
-    wrong: list[str] = []
-    page.on(
-        "console",
-        lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None,
-    )
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "request", lambda request: None if request.url.startswith(tiny.url) else wrong.append(request.url)
-    )
-    yield page
-    context.close()
-    assert not wrong, wrong
-
-
-@pytest.fixture
 def locked() -> Iterator[TinyServer]:
     server = TinyServer(traffic=keyed(Caller("ann")))
     yield server

@@ -11,7 +11,7 @@ from headrace.bench.latency import Progress
 from headrace.bench.report import Label, Row
 from headrace.bench.technique_report.sections import SECTION
 from headrace.config import EngineConfig
-from headrace.evaluation.documents import BUNDLED_TEXTS, Document, given_documents, read_records
+from headrace.evaluation.documents import BUNDLED_TEXTS, measured_documents, read_records
 from headrace.evaluation.measures import divergence
 from headrace.plan.ledger import ledger
 
@@ -33,7 +33,10 @@ def quality_rows(config: EngineConfig, data: Path | None, tokens: int, progress:
     model = base.pop("model")
     progress("the model as it is")
     reference = JudgedLLM(model, {**base, "show_progress": False})
-    documents = _documents(reference, data or BUNDLED_TEXTS, tokens)
+    length = min(_LENGTH, reference.longest)
+    documents = measured_documents(
+        read_records(data or BUNDLED_TEXTS), reference.llm.tokenizer, length, tokens
+    )
     for name, options in _FORMATS:
         progress(f"quality of {name}")
         judged = JudgedLLM(model, {**base, **options, "show_progress": False})
@@ -50,14 +53,3 @@ def quality_rows(config: EngineConfig, data: Path | None, tokens: int, progress:
                 "weight_bytes": float(ledger(parts.spec, parts.resolved).weight_bytes),
             },
         )
-
-
-def _documents(judged: JudgedLLM, path: Path, tokens: int) -> list[Document]:
-    length = min(_LENGTH, judged.longest)
-    found: list[Document] = []
-    for document in given_documents(read_records(path), judged.llm.tokenizer, length):
-        if tokens <= 0:
-            break
-        found.append(document)
-        tokens -= document.trained
-    return found

@@ -92,7 +92,7 @@ class Speed:
 
         A sequence takes `output` steps, so `batch / output` prompts are computed for each step. A pipeline of n stages
         works on n batches at once, each a part of the sequences, and a token passes all stages. TTFT is that of an
-        M/D/1 queue of prompts, behind the running step; `headrace simulate` gives distributions.
+        M/D/1 queue of prompts, after the running step; `headrace simulate` gives distributions.
         """
         stages = self.footprint.placement.pp
         part = -(-batch // stages)
