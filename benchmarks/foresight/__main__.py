@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.foresight.rates import rate_rows
 from benchmarks.foresight.rows import Prediction, rows_table, summary
-from benchmarks.foresight.steps import Subject, decode_rows, prefill_rows
+from benchmarks.foresight.steps import Closed, Subject
 from headrace.bench.calibrate import calibrate
 from headrace.bench.profile import tape_of
 from headrace.build import assemble
@@ -66,10 +66,10 @@ def _rows(name: str, format_name: str, profile: Profile, args: argparse.Namespac
     )
     subject.run(1, 16, 2)  # warms up
     lengths = [length for length in args.prefill if length < parts.resolved.max_model_len]
-    _say(f"{name} {format_name}: decode")
-    yield from decode_rows(subject, args.batches)
-    _say(f"{name} {format_name}: prompts")
-    yield from prefill_rows(subject, lengths)
+    _say(f"{name} {format_name}: closed batches and prompts")
+    closed = Closed(subject, args.batches, lengths)
+    closed.measure()
+    yield from closed.rows()
     if args.rates:
         yield from rate_rows(subject, args.rates, _say)
 

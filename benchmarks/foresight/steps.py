@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +15,9 @@ from headrace.sim.work import StepShape
 
 PROMPT, OUTPUT = 8, 24
 """Tokens of a request of a closed batch."""
-REPEATS_S = 6.0
-"""Prompts are repeated while they take less."""
-MOST_REPEATS = 8
+ROUNDS_S = 20.0
+"""Rounds are repeated while they take less."""
+LEAST_ROUNDS, MOST_ROUNDS = 2, 12
 
 
 @dataclass(slots=True)
@@ -49,27 +49,43 @@ class Subject:
         return Prediction(self.name, self.format, load, figure, measured, predicted, formula)
 
 
-def decode_rows(subject: Subject, batches: Sequence[int]) -> Iterator[Prediction]:
-    """TPOT, and output tokens a second, of closed batches whose sequences all decode."""
-    for batch in batches:
-        steps = [
-            step for step in subject.run(batch, PROMPT, OUTPUT) if step.decodes and len(step.shape) == batch
-        ]
-        shapes = [step.shape for step in steps]
-        measured = undisturbed_step(steps, subject.threads)
-        yield subject.row(f"{batch} decode", "TPOT", measured, shapes, len(shapes))
+@dataclass(slots=True)
+class Closed:
+    """Decode steps by batch, and the chunks of prompts by length, over rounds.
 
+    A shared machine is slow for seconds at a time: each round runs every case, so that all of them see its fast times.
+    """
 
-def prefill_rows(subject: Subject, lengths: Sequence[int]) -> Iterator[Prediction]:
-    """TTFT of one prompt, which is computed in chunks."""
-    for length in lengths:
-        runs: list[list[StepTime]] = []
-        while not runs or (len(runs) < MOST_REPEATS and _seconds(runs) < REPEATS_S):
-            runs.append(subject.run(1, length, 1))
-        chunks = [list(each) for each in zip(*runs, strict=True)]
-        measured = sum(undisturbed_step(chunk, subject.threads) for chunk in chunks)
-        yield subject.row(f"prompt of {length}", "TTFT", measured, [chunk[0].shape for chunk in chunks], 1)
+    subject: Subject
+    batches: Sequence[int]
+    lengths: Sequence[int]
+    _decode: dict[int, list[StepTime]] = field(default_factory=dict, init=False)
+    _chunks: dict[int, list[list[StepTime]]] = field(default_factory=dict, init=False)
 
+    def measure(self, least_s: float = ROUNDS_S) -> None:
+        """Run rounds for so many seconds, and at least two of them."""
+        end, rounds = time.monotonic() + least_s, 0
+        while rounds < LEAST_ROUNDS or (rounds < MOST_ROUNDS and time.monotonic() < end):
+            for batch in self.batches:
+                run = self.subject.run(batch, PROMPT, OUTPUT)
+                kept = [step for step in run if step.decodes and len(step.shape) == batch]
+                self._decode.setdefault(batch, []).extend(kept)
+            for length in self.lengths:
+                run = self.subject.run(1, length, 1)
+                self._chunks.setdefault(length, [[] for _ in run])
+                for chunk, step in zip(self._chunks[length], run, strict=True):
+                    chunk.append(step)
+            rounds += 1
 
-def _seconds(runs: Sequence[Sequence[StepTime]]) -> float:
-    return len(runs) * statistics.fmean(sum(step.seconds for step in run) for run in runs)
+    def rows(self) -> Iterator[Prediction]:
+        """TPOT of closed batches whose sequences all decode, and TTFT of one prompt, which is computed in chunks."""
+        threads = self.subject.threads
+        for batch, steps in self._decode.items():
+            shapes = [step.shape for step in steps]
+            measured = undisturbed_step(steps, threads)
+            yield self.subject.row(f"{batch} decode", "TPOT", measured, shapes, len(shapes))
+        for length, chunks in self._chunks.items():
+            measured = sum(undisturbed_step(chunk, threads) for chunk in chunks)
+            yield self.subject.row(
+                f"prompt of {length}", "TTFT", measured, [chunk[0].shape for chunk in chunks], 1
+            )

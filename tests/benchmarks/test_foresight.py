@@ -42,7 +42,7 @@ def test_the_virtual_clock_advances_by_steps_and_jumps_over_idle_time() -> None:
     late = replace(other, at_s=100.0)
     load = rates.drive(engine, lambda plan: (executor.execute(plan), 2.0), [late, first], lambda: 1.0)
     assert load.ttft_s == (2.0, 2.0) and load.tpot_s == (3.0, 3.0)
-    assert load.seconds == 109.0 and load.tokens_per_s == pytest.approx(6 / 109)
+    assert load.seconds == 109.0 and load.busy_s == 18.0 and load.tokens_per_s == pytest.approx(6 / 109)
 
 
 def test_requests_come_at_their_rate() -> None:
@@ -58,7 +58,8 @@ def test_a_run_writes_every_row(
     profile, rows = tmp_path / "profile.json", tmp_path / "rows.json"
     made = Profile.of_hardware(find_hardware("h100"))
     profile.write_text(json.dumps(made.to_json()), encoding="utf-8")
-    monkeypatch.setattr(steps, "MOST_REPEATS", 1)
+    monkeypatch.setattr(steps, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(rates, "RUNS", 2)
     monkeypatch.setattr(rates, "SHARES", (0.5,))
     words = [
         "--models", "tale", "--formats", "int8", "--batches", "2", "--prefill", "40", "--rates", "4",

@@ -98,7 +98,7 @@ def test_reach_call_and_step_costs_count() -> None:
     base = CostModel(on_gpu("shape:tiny"), plain()).step_s(shape)
     step = plain(step=StepCost(0.5, 0.125, 9.0, prompt_s=64.0))
     assert CostModel(on_gpu("shape:tiny"), step).step_s(shape) == pytest.approx(base + 0.75)
-    begun = (SliceShape(3, 0, 0), SliceShape(2, 7, 0))
+    begun = (SliceShape(3, 0, 0), SliceShape(2, 7, 1))
     more = CostModel(on_gpu("shape:tiny"), step).step_s(begun) - CostModel(
         on_gpu("shape:tiny"), plain()
     ).step_s(begun)

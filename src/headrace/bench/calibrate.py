@@ -139,7 +139,7 @@ class _Measuring:
         levels = (cache // 2, 2 * cache)
         self._call = cases.linear(formats[0], (16, 64), 1, 0)
         self._products = [ProductFit.prepare(cases, one, levels, quick) for one in formats]
-        self._attention = [AttentionFit.prepare(cases, kind, levels[-1]) for kind in kv_types]
+        self._attention = [AttentionFit.prepare(cases, kind, levels) for kind in kv_types]
         self._rowwise: dict[str, RowwiseFit] = rowwise(cases, formats)
         self._held = [*_held_products(cases, formats, cache), *_held_attention(cases, kv_types)]
 

@@ -39,6 +39,7 @@ CONTEXTS, STARTS = (64, 320), (0, 320)
 """Of sequences that decode, and tokens before those of a prompt."""
 SEQUENCES = 4
 DECODE_GROUPS = (1, 2, 3, 4, 6, 8)
+COLD_GROUPS = (1, 4, 8)
 TILE = 48
 """Rows of a tile of attention; see kQueryRows in csrc/isa/attention_span.h."""
 PROMPTS = ((16, 1), (64, 1), (128, 1), (128, 4))
@@ -148,17 +149,18 @@ def _curve(points: Mapping[int, float]) -> Curve:
 
 @dataclass(slots=True, eq=False)
 class AttentionFit:
-    """The cases of one KV type: near and far contexts of each number of rows and width of a head; cold ones."""
+    """The cases of one KV type: near and far contexts of each number of rows and width of a head; and by the bytes of
+    larger working sets, of each number of rows."""
 
     kv_type: str
     near: dict[tuple[int, int], Case] = field(default_factory=dict)
     far: dict[tuple[int, int], Case] = field(default_factory=dict)
-    cold: dict[int, Case] = field(default_factory=dict)
-    cold_bytes: int = 0
+    cold: dict[int, dict[int, Case]] = field(default_factory=dict)
 
     @classmethod
-    def prepare(cls, cases: Cases, kv_type: str, cold_bytes: int) -> AttentionFit:
-        found = cls(kv_type, cold_bytes=cold_bytes)
+    def prepare(cls, cases: Cases, kv_type: str, levels: Sequence[int]) -> AttentionFit:
+        """levels: bytes of working sets, rising, above SMALL."""
+        found = cls(kv_type)
         for dim in DIMS:
             for group in DECODE_GROUPS:
                 for to, context in zip((found.near, found.far), CONTEXTS, strict=True):
@@ -168,13 +170,17 @@ class AttentionFit:
                 for to, start in zip((found.near, found.far), STARTS, strict=True):
                     step = prompt_step(tokens, start)
                     to[tokens * group, dim] = cases.attention(mixer(KV_HEADS, group, dim), kv_type, step, 0)
-        for group in (1, 4, 8):
-            step = decode_step(SEQUENCES, CONTEXTS[-1])
-            found.cold[group] = cases.attention(mixer(KV_HEADS, group, DIMS[-1]), kv_type, step, cold_bytes)
+        step = decode_step(SEQUENCES, CONTEXTS[-1])
+        for size in levels:
+            found.cold[size] = {
+                group: cases.attention(mixer(KV_HEADS, group, DIMS[-1]), kv_type, step, size)
+                for group in COLD_GROUPS
+            }
         return found
 
     def cases(self) -> Iterator[Case]:
-        yield from (*self.near.values(), *self.far.values(), *self.cold.values())
+        for cases in (self.near, self.far, *self.cold.values()):
+            yield from cases.values()
 
     def fit(self, call_s: float) -> AttentionCost:
         rows = sorted({count for count, _ in self.near})
@@ -207,9 +213,9 @@ class AttentionFit:
             left.append(rest * weight)
         head_s, row_s = _nonnegative(np.array(terms), np.array(left))
         curves = [visit]
-        if self.cold:
+        for cases in self.cold.values():
             cold = {}
-            for count, case in self.cold.items():
+            for count, case in cases.items():
                 heads = SEQUENCES * KV_HEADS
                 rest = case.seconds - call_s - heads * (head_s + row_s * count * DIMS[-1])
                 each = rest / (heads * CONTEXTS[-1]) - score(count)
@@ -217,8 +223,10 @@ class AttentionFit:
             points = {**{count: max(visit(count), min(cold.values())) for count in rows}, **cold}
             points = dict(sorted(points.items()))
             curves.append(Curve(tuple(map(float, points)), tuple(points.values())))
-        sizes = (float(SMALL), float(self.cold_bytes))[: len(curves)]
-        return AttentionCost(Levels(sizes, tuple(curves)), score, head_s, row_s, TILE, PANEL)
+        sizes = (SMALL, *self.cold)
+        return AttentionCost(
+            Levels(tuple(map(float, sizes)), tuple(curves)), score, head_s, row_s, TILE, PANEL
+        )
 
 
 def _nonnegative(terms: np.ndarray, left: np.ndarray) -> tuple[float, float]:

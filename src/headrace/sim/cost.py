@@ -235,8 +235,8 @@ class CostModel:
         add(
             DRAWN, self._draw_s(rows["logits"]), rows["logits"] * 4.0 * self._program.vocab_size, 0.0, "fixed"
         )
-        begun = sum(part.tokens > 1 and not part.start for part in shape)
-        add(ENGINE, self._engine_s(rows["tokens"], len(shape), begun), 0.0, 0.0, "fixed")
+        first = sum(part.tokens > 1 and part.logits > 0 for part in shape)
+        add(ENGINE, self._engine_s(rows["tokens"], len(shape), first), 0.0, 0.0, "fixed")
         return tuple(found.values())
 
     # ---- parts of a step ----
@@ -253,8 +253,9 @@ class CostModel:
                 total += self._prompt_attention_s(one, part)
         for layout in self._recurrent:
             total += self._state_s(layout, tokens, sequences)[0]
-        begun = sum(not part.start for part in prompts)
-        return total + self._engine_s(tokens, sequences, begun)
+        # Where a prompt begins says nothing: it may hit the prefix cache. Each has one slice that samples.
+        first = sum(part.logits > 0 for part in prompts)
+        return total + self._engine_s(tokens, sequences, first)
 
     def _tokens(self, tokens: int) -> float:
         """Everything that depends on the number of tokens alone."""

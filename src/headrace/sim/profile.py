@@ -155,7 +155,7 @@ class AttentionCost:
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of a step beside the model: scheduler, arrays of the step, and the result. token_s: for each token beyond
-    the first one of a sequence. prompt_s: for each prompt that begins. cold_step_s, cold_sequence_s: besides, where the
+    the first one of a sequence. prompt_s: for each prompt that ends: what beginning and ending a request takes. cold_step_s, cold_sequence_s: besides, where the
     model's weights push the code and data of the engine out of the caches, which they do if they take `cold_bytes`, and
     in part if they take less."""
 
@@ -168,7 +168,7 @@ class StepCost:
     prompt_s: float = 0.0
 
     def __call__(self, tokens: int, sequences: int, working_set: float, prompts: int = 0) -> float:
-        """Seconds of a step in which so many prompts begin."""
+        """Seconds of a step in which so many prompts end."""
         warm = self.step_s + sequences * self.sequence_s + (tokens - sequences) * self.token_s
         warm += prompts * self.prompt_s
         if not self.cold_bytes:

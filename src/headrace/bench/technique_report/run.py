@@ -12,7 +12,13 @@ from headrace.bench.subject import Subject, load_subject
 from headrace.bench.technique_report.attention import LENGTHS, QUICK_LENGTHS, attention_rows
 from headrace.bench.technique_report.kv_memory import kv_rows
 from headrace.bench.technique_report.quality import QUICK_TOKENS, TOKENS, quality_rows
-from headrace.bench.technique_report.techniques import QUICK_ROWS_S, ROWS_S, technique_rows
+from headrace.bench.technique_report.techniques import (
+    QUICK_ROWS_S,
+    QUICK_RUNS,
+    ROWS_S,
+    RUNS,
+    technique_rows,
+)
 from headrace.bench.technique_report.traffic import (
     QUICK,
     Sizes,
@@ -50,7 +56,8 @@ def report_rows(
     price = options.price_per_hour
     yield from technique_rows(
         config, drafter=options.drafter, profile=profile, price_per_hour=price,
-        seconds=QUICK_ROWS_S if options.quick else ROWS_S, progress=progress,
+        seconds=QUICK_ROWS_S if options.quick else ROWS_S, runs=QUICK_RUNS if options.quick else RUNS,
+        progress=progress,
     )  # fmt: skip
     yield from chunking_rows(config, progress)
     batched = subject

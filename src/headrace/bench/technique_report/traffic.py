@@ -35,7 +35,7 @@ class Sizes:
 
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     prompts: tuple[int, ...] = (128, 512, 1024, 2048)
-    repeats: int = 3
+    repeats: int = 5
 
     def within(self, max_model_len: int) -> Sizes:
         """Prompts that leave room for an output."""
