@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace.core import kv_manager, prefix_cache
+from headrace.core import kv_manager, prefix_cache, slice_results
 from headrace.core.block_pool import BlockPool
+from headrace.core.grants import Grants
 from headrace.core.kv_manager import KVManager
 from headrace.core.prefix_cache import BlockKeys, Hit, PrefixCache
 from headrace.core.request import Request
@@ -175,11 +176,11 @@ def count_rejected_drafts(patch: Patch) -> None:
 
 
 def overdraw_the_budget(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_tokens_due", lambda self, request, budget: request.gap)
+    patch.setattr(Grants, "tokens_due", lambda self, request, budget: request.gap)
 
 
 def repeat_prompt_logprobs(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_new_prompt_logprobs", lambda self, request, work, part: part.prompt_logprobs)
+    patch.setattr(slice_results, "new_prompt_logprobs", lambda request, work, part: part.prompt_logprobs)
 
 
 @pytest.mark.parametrize(

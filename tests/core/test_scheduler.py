@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.core.admission import Admission
 from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order, Victim
 from headrace.core.prefix_cache import Hit
 from headrace.core.request import Request
-from headrace.core.scheduler import Scheduler
 from headrace.core.types import FinishReason
 from tests.core.build import driver, full, granted, new, sinks, window, work
 from tests.core.random_runs import MOVES, random_run
@@ -364,18 +364,18 @@ def test_a_request_that_lacks_blocks_joins_when_some_are_freed(lookups: list[str
 
 def test_a_skipped_lookup_could_not_have_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped = []
-    original = Scheduler.refused_again
+    original = Admission.refused_again
 
-    def refused_again(self: Scheduler, request: Request, budget: int) -> bool:
+    def refused_again(self: Admission, request: Request, budget: int) -> bool:
         if not original(self, request, budget):
             return False
         skipped.append(request.name)
-        refusal = self._refusal
-        assert self._try_admit(request, budget, []) == 0, f"{request.name} could join"
-        self._refusal = refusal
+        refusal = self.last
+        assert self.try_admit(request, budget, []) == 0, f"{request.name} could join"
+        self.last = refusal
         return True
 
-    monkeypatch.setattr(Scheduler, "refused_again", refused_again)
+    monkeypatch.setattr(Admission, "refused_again", refused_again)
     for seed in range(25):
         random_run(seed, MOVES)
     assert len(skipped) > 40

@@ -9,7 +9,7 @@ import pytest
 from headrace.core.engine import Engine
 from headrace.core.params import SamplingParams
 from headrace.core.policy import SchedulerConfig
-from headrace.core.scheduler import STEP_SIZES
+from headrace.core.scheduler_counts import STEP_SIZES
 from headrace.core.types import KVGroupSpec, NewRequest
 from headrace.serving.engine.stepper import Stepper
 from tests.serving.tiny_engine import VOCAB, TinyExecutor

@@ -11,7 +11,8 @@ from headrace.core.kv_manager import KVUsage
 from headrace.core.policy import SchedulerConfig
 from headrace.core.prefix_cache import CacheStats
 from headrace.core.request import Request
-from headrace.core.scheduler import Scheduler, SchedulerStats
+from headrace.core.scheduler import Scheduler
+from headrace.core.scheduler_counts import SchedulerStats
 from headrace.core.step_budget import StepBudget
 from headrace.core.types import FinishReason, KVGroupSpec, NewRequest, Output, StepPlan, StepResult
 from headrace.errors import InvalidParams, PromptTooLong, RequestError

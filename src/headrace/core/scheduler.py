@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
-from headrace.core import trees
+from headrace.core import slice_results, trees
+from headrace.core.admission import Admission
 from headrace.core.deadlines import Deadlines
+from headrace.core.grants import Grants
 from headrace.core.kv_manager import KVManager
 from headrace.core.policy import Batching, Order, SchedulerConfig, batch_room, choose_victim, takes_place
-from headrace.core.prefix_cache import Hit, MissReason
 from headrace.core.request import Request
+from headrace.core.scheduler_counts import SchedulerCounts, SchedulerStats
 from headrace.core.step_budget import StepBudget, StepLoad
 from headrace.core.types import (
     BlockCopy,
-    CacheMiss,
     FinishReason,
     KVGroupSpec,
     Output,
@@ -23,44 +23,8 @@ from headrace.core.types import (
     Status,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from headrace.core.waiting import ServiceCounter, WaitingQueue
-
-STEP_SIZES = 32
-"""Classes of steps by their tokens: up to 1, 2, 4, 8, and so on; the last one has no upper bound."""
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counts since the start. `step_sizes`: steps by the class of their size, see STEP_SIZES. `drafts`: chains
-    of drafted tokens, or trees of them; `accepted_at[d]`: those of which more than d tokens were accepted."""
-
-    steps: int = 0
-    scheduled_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    forks: int = 0  # sequences that shared a whole prompt
-    retried_slices: int = 0  # their results were discarded, as they had read what a failed slice was to write
-    block_copies: int = 0
-    step_sizes: tuple[int, ...] = ()
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_at: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Why the head of the queue could not join: while nothing has changed, its lookup is not repeated."""
-
-    request: Request
-    hit: Hit | None
-    source: Request | None
-    free: tuple[int, ...]  # blocks of each pool
-    joined: int
-    running: int
-    budget: int  # the largest with which it cannot join
 
 
 class Scheduler:
@@ -94,17 +58,14 @@ class Scheduler:
         self.deadlines = Deadlines()
         self.running: list[Request] = []
         self._in_order = True  # running requests are sorted in the order in which they are served
-        self.stats = SchedulerStats()
-        self._step_sizes = [0] * STEP_SIZES
-        self._accepted_at = [0] * config.max_draft
+        self._counts = SchedulerCounts(config.max_draft)
+        self.stats = self._counts.stats
         self._released: list[int] = []
         self._step_id = 0
         self._memory_short = False  # the last admission failed for lack of KV blocks
-        self._refusal: _Refusal | None = None
-        self._joined = 0  # admissions since the start, those after a preemption included
+        self._grants = Grants(config, self.kv)
+        self.admission = Admission(config, self.kv, self._grants, self.running, self.stats)
         self.batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
-        self._room = config.max_draft  # drafts that may follow a slice of the next step
-        self._draft_budget = 0  # tokens of the step that drafts may still take
 
     @property
     def limit(self) -> int | None:
@@ -113,20 +74,13 @@ class Scheduler:
         return min(bounds) if bounds else None
 
     @property
-    def _spare_blocks(self) -> int:
-        """Blocks that stay free when a sequence joins: one for the growth of each running sequence, or the new one
-        would soon be preempted. None where a block holds a whole sequence, as in the contiguous layout."""
-        longest = self.config.max_model_len
-        return 0 if longest is not None and self.kv.block_size >= longest else len(self.running)
-
-    @property
     def has_work(self) -> bool:
         """True while a request is unfinished or a released id has not been sent to the executor."""
         return bool(self.running or len(self.waiting) or self._released)
 
     def counts(self) -> SchedulerStats:
         """A copy of what was counted so far."""
-        return replace(self.stats, step_sizes=tuple(self._step_sizes), accepted_at=tuple(self._accepted_at))
+        return self._counts.snapshot()
 
     def add(self, completions: Sequence[Request]) -> None:
         """Queue the completions of one request. They share its prompt, as equal requests do where a cache allows it."""
@@ -171,7 +125,7 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         copies: list[BlockCopy] = []
         granted: list[tuple[Request, int]] = []
-        self._draft_budget = self._left_for_drafts(budget)
+        self._grants.draft_budget = self._left_for_drafts(budget)
         preemptions = self.stats.preemptions
         self.sort_running()
         if self.config.order is Order.FAIR and self.config.batching is Batching.CONTINUOUS:
@@ -188,7 +142,7 @@ class Scheduler:
                 granted.append((request, count))
                 budget -= count
                 prompts -= count if is_prompt else 0
-                self._draft_budget -= max(0, request.num_computed + count - len(request.tokens))
+                self._grants.draft_budget -= max(0, request.num_computed + count - len(request.tokens))
         wait_until = None
         if self.stats.preemptions == preemptions:
             wait_until = self._admit_waiting(min(budget, prompts), copies, granted, now)
@@ -213,17 +167,7 @@ class Scheduler:
     def count_steps(self, steps: int, tokens: int) -> None:
         """Count steps of so many tokens each."""
         self._step_id += steps
-        self.stats.steps += steps
-        self.stats.scheduled_tokens += steps * tokens
-        self._step_sizes[min((tokens - 1).bit_length(), STEP_SIZES - 1)] += steps
-
-    def found_keys(self) -> set[bytes]:
-        """Keys of the prefix that the request refused last has found in the prefix cache, and what that follows."""
-        last = self._refusal
-        if last is None or last.hit is None:
-            return set()
-        keys = last.request.keys
-        return {keys.root, *keys.keys[: last.hit.num_known]}
+        self._counts.steps(steps, tokens)
 
     def _still_running(self, granted: list[tuple[Request, int]]) -> list[tuple[Request, int]]:
         """Without those that no longer run: their blocks are free, or already belong to another sequence.
@@ -298,13 +242,13 @@ class Scheduler:
     def _grant_running(
         self, request: Request, budget: int, copies: list[BlockCopy], granted: list[tuple[Request, int]]
     ) -> int:
-        count = self._tokens_due(request, budget)
-        while count and not self._grow(request, count, copies):
+        count = self._grants.tokens_due(request, budget)
+        while count and not self._grants.grow(request, count, copies):
             known = len(request.tokens) - request.num_computed
             if count > known:  # drafts are cut before a sequence is preempted
                 count = known
                 continue
-            if self._cut_drafts(request, granted):
+            if self._grants.cut_drafts(request, self.running, granted):
                 continue
             later = self.running[self.running.index(request) + 1 :]
             victim = choose_victim(self.config, later)
@@ -316,47 +260,6 @@ class Scheduler:
                 self._preempt(request)
                 count = 0
         return count
-
-    def _cut_drafts(self, request: Request, granted: list[tuple[Request, int]]) -> bool:
-        """Free blocks that another sequence holds for drafts: first for those that may follow, then for those of this
-        step, each of the least urgent sequence."""
-        counts = {id(other): (at, count) for at, (other, count) in enumerate(granted)}
-        for keep_drafts in (True, False):
-            for other in reversed(self.running):
-                if other is request or (not keep_drafts and self.kv.has_states):
-                    continue
-                known = len(other.tokens) - other.num_computed
-                at, count = counts.get(id(other), (-1, known))
-                kept = count if keep_drafts else min(count, known)
-                if not self.kv.trim(other, other.num_computed + other.span(kept)):
-                    continue
-                other.room = 0
-                if at >= 0:
-                    granted[at] = (other, kept)
-                return True
-        return False
-
-    def _tokens_due(self, request: Request, budget: int) -> int:
-        known = len(request.tokens) - request.num_computed  # drafts may be cut short, prompts may not
-        if known > budget and not self.config.chunked_prefill and budget < self.config.max_num_batched_tokens:
-            return 0  # whole prompts only: wait for a step that has the full budget
-        return min(known + min(len(request.draft), self._draft_budget), budget)
-
-    def _grow(self, request: Request, count: int, copies: list[BlockCopy]) -> bool:
-        """Make room for a slice of `count` tokens, and where blocks allow for the drafts that follow it."""
-        count = request.span(count)
-        end = request.num_computed + count
-        request.room = 0
-        if self._room and end >= len(request.tokens) and request.params.samples:
-            room = min(self._room, request.limit - end - 1)
-            if (
-                end <= request.num_stored
-            ):  # an earlier slice of this step writes its last block, so it cannot be copied
-                room = 0
-            if room > 0 and self.kv.grow(request, count, copies, room):
-                request.room = room
-                return True
-        return self.kv.grow(request, count, copies)
 
     def _admit_waiting(
         self, budget: int, copies: list[BlockCopy], granted: list[tuple[Request, int]], now: float
@@ -370,11 +273,11 @@ class Scheduler:
             self.batch_room, wait_until = room.requests, room.wait_until
         continuous = self.config.batching is Batching.CONTINUOUS
         while budget and len(self.running) < self.config.max_num_seqs and (request := self.waiting.head()):
-            if not (continuous or self.batch_room) or self.refused_again(request, budget):
+            if not (continuous or self.batch_room) or self.admission.refused_again(request, budget):
                 break
-            count = self._try_admit(request, budget, copies)
+            count = self.admission.try_admit(request, budget, copies)
             self._memory_short = not count and self.kv.blocks_short(
-                request, len(request.tokens), self._spare_blocks
+                request, len(request.tokens), self.admission.spare_blocks
             )
             if count == 0:
                 if not continuous and self.kv.blocks_short(request, len(request.tokens)):
@@ -387,57 +290,10 @@ class Scheduler:
             self.batch_room = max(0, self.batch_room - 1)
         return wait_until
 
-    def refused_again(self, request: Request, budget: int) -> bool:
-        """Whether the request would be refused as before: nothing has changed that could let it join."""
-        last = self._refusal
-        return (
-            last is not None
-            and last.request is request
-            and bool(self.running)
-            and len(self.running) >= last.running
-            and self._joined == last.joined
-            and budget <= last.budget
-            and all(pool.num_free <= free for pool, free in zip(self.kv.pools, last.free, strict=True))
-            and not self.kv.may_find_other(request, last.hit, last.source)
-        )
-
-    def _try_admit(self, request: Request, budget: int, copies: list[BlockCopy]) -> int:
-        """Take blocks for a waiting request's first slice. Returns its tokens, 0 with nothing taken if it must wait."""
-        self.kv.hold(None)
-        source = self.kv.fork(request) if self.config.kv_cache else None
-        hit = None if source is not None else self.kv.lookup(request)
-        if hit is not None:
-            self.kv.admit(request, hit)
-        count = due = self._tokens_due(request, budget)
-        fits = not (self.running and self.kv.blocks_short(request, len(request.tokens), self._spare_blocks))
-        if fits and not self.running:
-            count = min(count, self.kv.fits(request))
-        if not count or not fits or not self._grow(request, count, copies):
-            self.kv.free(request)
-            free = tuple(pool.num_free for pool in self.kv.pools)
-            most = self.config.max_num_batched_tokens if due else budget
-            self.kv.hold(hit)
-            self._refusal = _Refusal(request, hit, source, free, self._joined, len(self.running), most)
-            return 0
-        self._refusal = None
-        miss = None
-        if hit is not None and self.kv.cache is not None:
-            miss = self.kv.cache.explain(hit, request.keys, request.tokens, request.salt)
-        if source is not None:
-            self.stats.forks += 1
-            if source.first is not request.first:  # another request: its caller sees a cache hit
-                miss = CacheMiss(MissReason.NONE.value, request.num_computed)
-        if miss is not None and self.kv.cache is not None:
-            self.kv.cache.record(miss, request.num_computed, len(request.tokens))
-        if request.stats.first_token_s is None and not request.stats.num_preemptions:
-            request.stats.num_cached = min(request.num_computed, request.num_prompt)
-            request.stats.miss = miss
-        return count
-
     def _join(self, request: Request, now: float) -> None:
         self.waiting.remove(request)
         self.running.append(request)
-        self._joined += 1
+        self.admission.joined += 1
         self._in_order = False
         request.status = Status.RUNNING
         if request.stats.first_scheduled_s is None:
@@ -496,7 +352,7 @@ class Scheduler:
         A slice that failed may have written nothing. The blocks it made findable are removed from the prefix cache, and
         slices that read them in the same step are computed again: a slice reads only from earlier ones.
         """
-        self._room = 0 if result.rests else self.config.max_draft
+        self._grants.room = 0 if result.rests else self.config.max_draft
         results = {part.request_id: part for part in result.results}
         failed: set[int] = set()
         outputs = []
@@ -509,7 +365,7 @@ class Scheduler:
             if part is None:
                 part = SliceResult(number, error="the executor returned no result for this request")
             misread = self.kv.step.reads_from(number, failed)
-            error = _fault(request, work, part)
+            error = slice_results.fault(request, work, part)
             if misread or error is not None:
                 failed.add(number)
                 self.kv.take_back(number)
@@ -546,11 +402,11 @@ class Scheduler:
         if work.num_draft:
             request.num_computed -= rejected
             request.stats.num_drafted += work.num_draft
-        emitted, reason, stop_token = self._append(request, part.tokens)
+        emitted, reason, stop_token = slice_results.append_tokens(request, part.tokens)
         if work.num_draft:  # accepted drafts after the end of the output do not count
             accepted = min(work.num_draft - rejected, emitted)
             request.stats.num_accepted += accepted
-            self._count_draft(work.num_draft, accepted)
+            self._counts.draft(work.num_draft, accepted)
         if part.done and emitted == len(part.tokens):
             reason = FinishReason.STOP
         if not request.params.samples and request.num_computed >= request.num_prompt:
@@ -568,14 +424,19 @@ class Scheduler:
             last = min(request.num_computed, len(request.tokens) - bool(emitted))
             self.kv.accept(request, work.start, last, work.num_draft - rejected)
         self.stats.output_tokens += emitted
-        prompt_logprobs = self._new_prompt_logprobs(request, work, part) if part.prompt_logprobs else ()
+        prompt_logprobs = (
+            slice_results.new_prompt_logprobs(request, work, part) if part.prompt_logprobs else ()
+        )
         if reason is not None:
             self.end(request, reason, now)
         else:
             request.forget_draft()
             if part.draft:
                 request.draft, request.draft_parents = trees.cut(
-                    part.draft, part.draft_parents, _most_drafts(request), chain=self.kv.has_states
+                    part.draft,
+                    part.draft_parents,
+                    slice_results.most_drafts(request),
+                    chain=self.kv.has_states,
                 )
             if not self.config.kv_cache and emitted:
                 self.kv.free(request)  # without a cache every step starts from nothing
@@ -586,62 +447,3 @@ class Scheduler:
             finish_reason=reason, stop_token=stop_token, stats=request.stats.copy() if with_stats else None,
             pooled=part.pooled,
         )  # fmt: skip
-
-    def _count_draft(self, drafted: int, accepted: int) -> None:
-        self.stats.drafts += 1
-        self.stats.draft_tokens += drafted
-        self.stats.accepted_tokens += accepted
-        for position in range(min(accepted, len(self._accepted_at))):
-            self._accepted_at[position] += 1
-
-    def _append(self, request: Request, tokens: Iterable[int]) -> tuple[int, FinishReason | None, int | None]:
-        """Add sampled tokens up to the first that ends the request: (how many, why it ended, the stop id)."""
-        params, count = request.params, 0
-        for token in tokens:
-            request.tokens.append(token)
-            count += 1
-            output = request.num_output
-            if token in request.stop_ids and output > params.min_tokens:
-                return count, FinishReason.STOP, token
-            if len(request.tokens) >= request.limit or (
-                params.max_tokens is not None and output >= params.max_tokens
-            ):
-                return count, FinishReason.LENGTH, None
-        return count, None, None
-
-    def _new_prompt_logprobs(
-        self, request: Request, work: SeqSlice, part: SliceResult
-    ) -> tuple[TokenLogprobs, ...]:
-        """Prompt positions that were not reported before: a recomputed prompt reports them again."""
-        fresh = part.prompt_logprobs[max(0, request.prompt_logprobs_done - work.start) :]
-        request.prompt_logprobs_done += len(fresh)
-        return fresh
-
-
-def _most_drafts(request: Request) -> int:
-    """Drafts that can be accepted before the request ends."""
-    left = request.limit - len(request.tokens)
-    if request.params.max_tokens is not None:
-        left = min(left, request.params.max_tokens - request.num_output)
-    return max(0, left - 1)
-
-
-def _fault(request: Request | None, work: SeqSlice, part: SliceResult) -> str | None:
-    """Why an executor's answer counts as a failure; wrong tokens would poison the KV of all who share it."""
-    if part.error is not None or request is None:
-        return part.error
-    if not trees.is_tree(part.draft_parents, len(part.draft)):
-        return f"the executor drafted {len(part.draft)} tokens with the parents {part.draft_parents}"
-    if request.pooling is not None:
-        due = work.start + len(work.tokens) >= request.num_prompt
-        if (part.pooled is not None) != due:
-            return "the executor gave no embedding" if due else "the executor gave an embedding too early"
-    if not work.num_draft and len(part.tokens) == work.sample:
-        return None
-    draft = work.tokens[len(work.tokens) - work.num_draft :]
-    count = len(part.tokens)
-    if bool(count) != work.sample or count > len(draft) + 1:
-        return f"the executor returned {count} tokens for a slice with {len(draft)} drafts"
-    if not trees.holds_path(draft, work.draft_parents, part.tokens[:-1]):
-        return f"the executor accepted the drafts {part.tokens[:-1]}, but {draft} were to be verified"
-    return None

@@ -89,10 +89,10 @@ def _may_join(scheduler: Scheduler) -> bool:
     if config.batching is not Batching.CONTINUOUS and not scheduler.batch_room:
         return False
     budget = config.max_num_batched_tokens - len(scheduler.running)
-    if budget and not scheduler.refused_again(head, budget):
+    if budget and not scheduler.admission.refused_again(head, budget):
         return True
     # It may join once the prefix cache knows more of its prompt: a block that follows one of those found already.
-    found = scheduler.found_keys()
+    found = scheduler.admission.found_keys()
     return any(
         (request.keys.extend(request.tokens) or [request.keys.root])[-1] in found
         for request in scheduler.running

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, Literal, TypeVar
 
-from headrace.core.scheduler import STEP_SIZES
+from headrace.core.scheduler_counts import STEP_SIZES
 from headrace.serving.totals import EngineTotals
 
 PREFIX = "headrace:"

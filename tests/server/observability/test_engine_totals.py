@@ -12,7 +12,7 @@ import pytest
 from headrace.core.engine import EngineStats
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import CacheStats
-from headrace.core.scheduler import SchedulerStats
+from headrace.core.scheduler_counts import SchedulerStats
 from headrace.core.types import NewRequest
 from headrace.errors import EngineDead
 from headrace.serving.client.process import ProcessClient

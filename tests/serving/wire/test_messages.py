@@ -15,7 +15,7 @@ from headrace.core.engine import EngineStats
 from headrace.core.grammar import Grammar
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import CacheStats
-from headrace.core.scheduler import SchedulerStats
+from headrace.core.scheduler_counts import SchedulerStats
 from headrace.core.types import (
     CacheMiss,
     FinishReason,

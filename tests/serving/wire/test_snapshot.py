@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.core.engine import EngineStats
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import CacheStats
-from headrace.core.scheduler import SchedulerStats
+from headrace.core.scheduler_counts import SchedulerStats
 from headrace.core.snapshot import BlockMap, Lane, Phase, Snapshot
 from headrace.core.types import FinishReason, NewRequest, Output, RequestStats
 from headrace.errors import EngineDead
