@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace.ops.cpu_features import FLAGS, detect
+from headrace.ops.native_sources import OTHER_SOURCES, built_from_other_sources
 from tests import needs
 from tests.alone import pytest_runtest_protocol
 from tests.budget import Spent
@@ -40,8 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Spent())
 
 
-def pytest_report_header() -> str:
-    return f"required of this machine: {', '.join(sorted(needs.required())) or 'nothing'}"
+def pytest_report_header() -> list[str]:
+    required = f"required of this machine: {', '.join(sorted(needs.required())) or 'nothing'}"
+    return [required, *([OTHER_SOURCES] if built_from_other_sources() else [])]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from headrace.ops.cpu_features import detect
+from headrace.ops.native_sources import check_sources
 from headrace.plan.hardware import this_machine
 from headrace.plan.units import MIB
 from headrace.sim.work import Limit, Work
@@ -108,7 +109,9 @@ class Roofline:
 
 
 def native_module() -> ModuleType | None:
-    """headrace._native, or None where it could not be built."""
+    """headrace._native, or None where it could not be built. Raises ConfigError where it is of other sources."""
+    if _native is not None:
+        check_sources()
     return _native
 
 

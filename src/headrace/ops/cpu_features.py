@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from headrace.ops.native_sources import OTHER_SOURCES, built_from_other_sources
+
 _extension: ModuleType | None
 _load_error: ImportError | None
 try:
@@ -113,7 +115,7 @@ def _detect_native(module: ModuleType) -> CpuFeatures:
         cores=_cores(),
         caches=Caches(l1d=info.l1d_bytes or None, l2=info.l2_bytes or None, l3=info.l3_bytes or None),
         native=True,
-        note="native kernels built",
+        note=OTHER_SOURCES if built_from_other_sources() else "native kernels built",
         kernels=tuple(module.available_kernels()),
     )
 

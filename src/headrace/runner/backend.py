@@ -12,6 +12,7 @@ from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights
 from headrace.models.weights import Progress
+from headrace.ops.native_sources import check_sources
 from headrace.ops.table import Selection
 from headrace.plan.resolved import ResolvedConfig
 from headrace.runner.loading import Stored
@@ -32,6 +33,7 @@ def save_weights(
     if resolved.kernels is None:
         why = dict(resolved.reasons)["kernels"]
         raise ConfigError(f"packed weights are for the native CPU kernels, but {why}")
+    check_sources()
     from headrace.runner import native_backend
 
     native_backend.save_weights(source, spec, resolved, folder, progress)
@@ -62,8 +64,12 @@ class Backend(Protocol):
 
 
 def open_backend(resolved: ResolvedConfig, ops: Selection) -> Backend:
-    """Raises MissingDependency where the native kernels cannot run the model and torch is not installed."""
+    """Raises MissingDependency where the native kernels cannot run the model and torch is not installed.
+
+    Raises ConfigError where the kernels were built from other sources than the checkout has now.
+    """
     if resolved.kernels is not None:
+        check_sources()
         from headrace.runner import native_backend
 
         return native_backend.NativeBackend(resolved)
