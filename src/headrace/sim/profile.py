@@ -155,9 +155,9 @@ class AttentionCost:
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Seconds of a step beside the model: scheduler, arrays of the step, and the result. token_s: for each token beyond
-    the first one of a sequence. prompt_s: for each prompt that ends: what beginning and ending a request takes. cold_step_s, cold_sequence_s: besides, where the
-    model's weights push the code and data of the engine out of the caches, which they do if they take `cold_bytes`, and
-    in part if they take less."""
+    the first one of a sequence. prompt_s: for each prompt that ends: what beginning and ending a request takes.
+    cold_step_s, cold_sequence_s: besides, where the model's weights push the code and data of the engine out of the
+    caches, which they do if they take `cold_bytes`, and in part if they take less."""
 
     step_s: float = 0.0
     sequence_s: float = 0.0
