@@ -179,8 +179,9 @@ class AttentionFit:
         return found
 
     def cases(self) -> Iterator[Case]:
-        for cases in (self.near, self.far, *self.cold.values()):
-            yield from cases.values()
+        yield from (*self.near.values(), *self.far.values())
+        for level in self.cold.values():
+            yield from level.values()
 
     def fit(self, call_s: float) -> AttentionCost:
         rows = sorted({count for count, _ in self.near})
