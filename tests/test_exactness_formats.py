@@ -14,7 +14,8 @@ import pytest
 
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
-from headrace.quantize.run import QuantizeOptions, quantize
+from headrace.quantize.options import QuantizeOptions
+from headrace.quantize.run import quantize
 from tests import tiny_checkpoint
 from tests.places import TALE
 from tests.test_exactness import CASES, alone, requests_for, run

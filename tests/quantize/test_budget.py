@@ -14,8 +14,8 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.gguf.files import GGUFModel
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
-from headrace.quantize.budget import Choice, allocate
-from headrace.quantize.gguf.auto import Budget, sensitivity_table
+from headrace.quantize.budget import Budget, Choice, allocate
+from headrace.quantize.gguf.auto import type_table
 from headrace.quantize.gguf.run import GGUFOptions, quantize_gguf
 from tests.tiny_checkpoint import CONFIGS, write
 
@@ -61,11 +61,10 @@ def test_types_fill_the_budget_and_the_model_is_the_same_after_it(
     source = resolve_model(tiny)
     spec = stored_spec(source)
     texts = [tuple(token % 512 for token in one) for one in TEXTS[:given]]
-    table = sensitivity_table(source, spec, GGUFOptions("AUTO"), texts)
-    for name, one in table.found.items():
-        assert one.divergence > 0 and one.errors["Q8_0"] < one.errors["Q5_K"] < 1.01 * one.errors["Q4_K"], (
-            name
-        )
+    table = type_table(source, spec, GGUFOptions("AUTO"), texts)
+    for name, row in table.rows.items():
+        loss = {one.name: one.loss for one in row}
+        assert 0 < loss["Q8_0"] < loss["Q5_0"] < 1.01 * loss["IQ4_NL"], name
     types = dict(table.choose(Budget(bits=5.5)))
     assert len(types) == 14 and len({*types.values()}) > 1
     report = quantize_gguf(
@@ -74,7 +73,7 @@ def test_types_fill_the_budget_and_the_model_is_the_same_after_it(
     assert 5.0 < report.bits <= 5.5
     opened = GGUFModel(next((tmp_path / "out").iterdir()))
     assert all((info := opened.tensor(name)) and info.type.name == type for name, type in types.items())
-    with pytest.raises(HeadraceError, match=r"the smallest types need 4\.50 bits a weight"):
+    with pytest.raises(HeadraceError, match=r"the smallest choices need 4\.50 bits a weight"):
         table.choose(Budget(bits=4.4))
     if given > 1:
         whole = table.choose(Budget(size=table.rest + 100_000))
@@ -87,8 +86,8 @@ def test_matrices_whose_rows_no_block_fills_stay_floats(tmp_path: Path) -> None:
     write(tmp_path, CONFIGS["mistral"] | {"num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 72})
     source = resolve_model(str(tmp_path))
     texts = [tuple(token % 512 for token in one) for one in TEXTS]
-    table = sensitivity_table(source, stored_spec(source), GGUFOptions("AUTO"), texts, num_threads=1)
-    assert "blk.0.ffn_up.weight" in table.found and "blk.0.ffn_down.weight" not in table.found
+    table = type_table(source, stored_spec(source), GGUFOptions("AUTO"), texts, num_threads=1)
+    assert "blk.0.ffn_up.weight" in table.rows and "blk.0.ffn_down.weight" not in table.rows
     assert len(table.choose(Budget(bits=5.5))) == 6
 
 
@@ -96,8 +95,14 @@ def test_auto_needs_one_budget_and_its_format(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, text in (
-        (["--method", "auto", "--bits-per-weight", "4"], "go together"),
-        (["--format", "gguf:auto"], "go together"),
+        (["--format", "gguf:auto"], "is for --method auto"),
+        (["--method", "auto", "--format", "gguf:Q4_0", "--size", "1GiB"], "writes no other GGUF files"),
+        (
+            ["--method", "auto", "--format", "awq", "--size", "1GiB"],
+            "writes --format compressed-tensors, gptq and",
+        ),
+        (["--method", "auto", "--size", "1GiB", "--bits", "4"], "--bits is not for --method auto"),
+        (["--method", "auto", "--size", "1GiB", "--samples", "0"], "needs calibration texts"),
         (["--method", "auto", "--format", "gguf:auto"], "needs one of --bits-per-weight and --size"),
         (["--bits-per-weight", "4"], "are for --method auto"),
         (["--format", "gguf:Q4_0", "--size", "1GiB"], "are for --method auto"),

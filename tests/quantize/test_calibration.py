@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.quantize.calibration import ENOUGH, calibration_texts
+from headrace.quantize.calibration import ENOUGH, calibration_texts, own_texts
 
 
 class Letters:
@@ -48,3 +48,37 @@ def test_too_few_texts_are_counted_even_where_the_file_is_large() -> None:
     records = [{"text": "a" * (1 << 16)}] * (2 * ENOUGH >> 16)
     with pytest.raises(ConfigError, match=f"a file holds {len(records)} texts.*not 1000"):
         calibration_texts(records, Letters(), 1000, 1 << 16, 0, "a file")
+
+
+class Author:
+    """Counts up from the last token of a prompt; a text may end after its prompt, by its seed."""
+
+    vocab_size = 1000
+
+    def __init__(self, begin: int | None, ends: int = 0) -> None:
+        self.begin, self._ends = begin, ends
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], longest: int
+    ) -> list[tuple[int, ...]]:
+        return [
+            ()
+            if self._ends and seed % self._ends
+            else tuple(range(prompt[-1] + 1, prompt[-1] + 1 + longest - len(prompt)))
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
+
+def test_a_model_writes_its_own_texts_by_the_seed() -> None:
+    assert own_texts(Author(7), 2, 4, 0) == [(7, 8, 9, 10)] * 2
+    texts = own_texts(Author(None), 5, 6, 0)
+    assert len({text[0] for text in texts}) > 1 and all(len(text) == 6 for text in texts)
+    assert texts == own_texts(Author(None), 5, 6, 0) != own_texts(Author(None), 5, 6, 1)
+    given = own_texts(Author(7), 3, 40, 0, [{"text": "a" * 30}], Letters())
+    assert all(text[:4] == (97,) * 4 and len(text) == 40 for text in given)
+
+
+def test_texts_that_end_at_once_are_sampled_again() -> None:
+    assert len(own_texts(Author(7, ends=2), 6, 4, 0)) == 6
+    with pytest.raises(ConfigError, match=r"ended its texts at once: \d of 40"):
+        own_texts(Author(7, ends=1000), 40, 4, 0)

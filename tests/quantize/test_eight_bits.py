@@ -25,7 +25,7 @@ from headrace.quantize.folds import folds
 from headrace.quantize.formats import Format
 from headrace.quantize.fp8 import FloatCodes, FloatScheme, Strategy, encode_floats
 from headrace.quantize.hessians import Hessians
-from headrace.quantize.run import QuantizeOptions
+from headrace.quantize.options import QuantizeOptions
 from headrace.quantize.scheme import Codes, Scheme, rtn
 from headrace.quantize.smoothquant import smooth_factors
 from headrace.quantize.walk import Walk, segments
@@ -41,9 +41,12 @@ def matrix(rows: int = 256, columns: int = 384) -> torch.Tensor:
 
 def found(form: Format, codes: Codes | FloatCodes, folder: Path) -> np.ndarray[Any, Any]:
     """What the reader of a format makes of the file."""
-    write_tensors(folder / "one.safetensors", form.tensors("m", codes))
+    rows, columns = codes.codes.shape
+    tensors = form.tensors("m", codes)
+    assert sum(one.array.nbytes for one in tensors) == form.size(rows, columns, codes.scheme)
+    write_tensors(folder / "one.safetensors", tensors)
     file = SafetensorsFile(folder / "one.safetensors")
-    config = form.config(codes.scheme, None, ["m"], ["head"])
+    config = form.config({codes.scheme: ["m"]}, None, ["head"])
     layout = read_method(config["quant_method"], ConfigReader(config)).layout("m")
     assert layout is not None
     stored = layout.stored(*codes.codes.shape)
@@ -52,7 +55,6 @@ def found(form: Format, codes: Codes | FloatCodes, folder: Path) -> np.ndarray[A
     }
     assert {"m" + suffix for suffix in entries} == set(file.entries) - {"m.input_scale"}
     assert all(entries[part.suffix].shape in (part.shapes or ()) for part in stored if part.suffix in entries)
-    rows, columns = codes.codes.shape
     return dequantize(
         layout.decode(Matrix("m", rows, columns, entries, lambda suffix: file.raw("m" + suffix)))
     )
@@ -155,6 +157,8 @@ def test_each_expert_is_smoothed_by_its_own_inputs(tmp_path: Path) -> None:
         ({"method": "fp8", "bits": 8, "group": None, "format": "fp8"}, "use --group-size 128x128"),
         ({"method": "rtn", "static": True}, "that is for fp8"),
         ({"method": "fp8", "bits": 8, "group": None, "strategy": "block", "static": True}, "dynamic scales"),
+        ({"method": "fp8", "bits": 8, "group": None, "static": True, "dynamic": True}, "not both"),
+        ({"method": "gptq", "dynamic": True}, "that is for fp8"),
     ],
 )
 def test_options_that_do_not_fit_get_one_sentence(options: dict[str, Any], text: str) -> None:
@@ -163,11 +167,16 @@ def test_options_that_do_not_fit_get_one_sentence(options: dict[str, Any], text:
 
 
 def test_configs_say_how_inputs_are_rounded() -> None:
-    group = FloatQuantized().config(FloatScheme("block"), None, ["m"], [])["config_groups"]["group_0"]
-    assert group["weights"]["block_structure"] == [128, 128]
-    assert group["input_activations"]["group_size"] == 128 and group["input_activations"]["dynamic"]
-    static = FloatQuantized().config(FloatScheme("tensor", static=True), None, ["m"], [])
-    assert not static["config_groups"]["group_0"]["input_activations"]["dynamic"]
-    ints = IntQuantized().config(Scheme(8, None), None, ["m"], ["lm_head"])
+    def group(scheme: FloatScheme) -> dict[str, Any]:
+        config: dict[str, Any] = FloatQuantized().config({scheme: ["m"]}, None, [])
+        return config["config_groups"]["group_0"]  # type: ignore[no-any-return]
+
+    assert group(FloatScheme("channel"))["input_activations"] is None
+    blocks = group(FloatScheme("block", dynamic=True))
+    assert blocks["weights"]["block_structure"] == [128, 128]
+    assert blocks["input_activations"]["group_size"] == 128 and blocks["input_activations"]["dynamic"]
+    assert group(FloatScheme("channel", dynamic=True))["input_activations"]["strategy"] == "token"
+    assert not group(FloatScheme("tensor", static=True))["input_activations"]["dynamic"]
+    ints = IntQuantized().config({Scheme(8, None): ["m"]}, None, ["lm_head"])
     assert ints["ignore"] == ["lm_head"] and json.dumps(ints)
     assert ints["config_groups"]["group_0"]["input_activations"]["strategy"] == "token"

@@ -15,7 +15,7 @@ from headrace.evaluation.measures import Agreement, Divergence, Perplexity
 from headrace.evaluation.quality import Limits, Quality, write_quality
 from headrace.quantize.gate import FolderPlan, GGUFPlan, within_limits
 from headrace.quantize.gguf.run import GGUFOptions
-from headrace.quantize.run import QuantizeOptions, Report
+from headrace.quantize.options import QuantizeOptions, Report
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, write
 

@@ -29,7 +29,7 @@ from headrace.quantize.gguf.layouts import LAYOUTS
 from headrace.quantize.gguf.mixes import MIXES, find_mix, fitting
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.run import GGUFOptions, quantize_gguf
-from headrace.quantize.run import Report
+from headrace.quantize.options import Report
 from headrace.text.tokenizer_source import open_tokenizer
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, write

@@ -13,8 +13,9 @@ from headrace.models.loader import load_weights
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
 from headrace.quantize.hadamard import rotation
+from headrace.quantize.options import QuantizeOptions
 from headrace.quantize.rotations import Rotations
-from headrace.quantize.run import QuantizeOptions, quantize
+from headrace.quantize.run import quantize
 from headrace.quantize.scheme import Scheme, rtn
 from headrace.quantize.walk import Walk, segments
 from tests.quantize.streams import TEXTS, model, streams

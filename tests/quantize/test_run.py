@@ -15,10 +15,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from headrace import LLM, SamplingParams
 from headrace.cli import main
 from headrace.errors import HeadraceError
 from headrace.models.config_reader import ConfigReader
 from headrace.models.loader import load_weights
+from headrace.models.packed.header import is_packed
 from headrace.models.quantized.layout import Matrix
 from headrace.models.quantized.methods import read_method
 from headrace.models.safetensors_reader import SafetensorsFile
@@ -28,7 +30,8 @@ from headrace.quant.coded import dequantize
 from headrace.quantize.files import write_tensors
 from headrace.quantize.formats import FORMATS, module_patterns
 from headrace.quantize.gptq import gptq
-from headrace.quantize.run import QuantizeOptions, Report, quantize
+from headrace.quantize.options import QuantizeOptions, Report
+from headrace.quantize.run import quantize
 from headrace.quantize.scheme import Scheme, rtn
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, RECURRENT, write
@@ -63,6 +66,8 @@ def matrices(model: str) -> Mapping[str, torch.Tensor]:
         ("compressed-tensors", 4, 32, True, None, "f16"),
         ("compressed-tensors", 4, 16, False, "static", "bf16"),
         ("compressed-tensors", 8, None, False, None, "bf16"),
+        ("compressed-tensors", 2, 32, True, None, "f16"),
+        ("compressed-tensors", 3, 96, False, None, "bf16"),
         ("gptq", 2, 16, True, None, "f16"),
         ("gptq", 3, 32, False, "group", "f16"),
         ("gptq", 4, 32, False, "static", "f16"),
@@ -80,9 +85,11 @@ def test_readers_find_the_weights_that_were_computed(
     form = FORMATS[format]
     scheme = Scheme(bits, group, symmetric, scale=scale, least_zero=form.least_zero)
     codes = gptq(weight, x.T @ x, scheme, order)
-    write_tensors(tmp_path / "one.safetensors", form.tensors("m", codes))
+    tensors = form.tensors("m", codes)
+    assert sum(one.array.nbytes for one in tensors) == form.size(64, 96, scheme)
+    write_tensors(tmp_path / "one.safetensors", tensors)
     file = SafetensorsFile(tmp_path / "one.safetensors")
-    method = read_method(format, ConfigReader(form.config(scheme, order, ["m"], ["head"])))
+    method = read_method(format, ConfigReader(form.config({scheme: ["m"]}, order, ["head"])))
     layout = method.layout("m")
     assert layout is not None and method.layout("head") is None
     stored = layout.stored(64, 96)
@@ -190,6 +197,8 @@ def test_what_the_format_cannot_hold_stays_as_it_is(tiny: str, tmp_path: Path) -
 def test_patterns_of_modules_leave_others_out() -> None:
     assert module_patterns(["a.0.b", "a.1.b"], ["a.0.c"]) == [r"a\.\d+\.b"]
     assert module_patterns(["a.0.b", "c"], ["a.1.b"]) == [r"a\.0\.b", "c"]
+    assert module_patterns(["a.0.b", "a.2.b"], ["a.1.b"]) == [r"a\.(0|2)\.b"]
+    assert module_patterns(["a.0.e.1.b", "a.2.e.0.b"], ["a.2.e.1.b"]) == [r"a\.0\.e\.1\.b", r"a\.2\.e\.0\.b"]
 
 
 def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +207,7 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
     for words, text in (
         ([str(tmp_path / "out")], "is quantised already, with gptq"),
         (["shape:llama-3.2-1b"], "has random weights"),
-        ([tiny, "--bits", "3"], "holds 4, 8 bits, not 3: --format gptq does"),
+        ([tiny, "--bits", "3", "--format", "awq"], "holds 4 bits, not 3: --format compressed-tensors does"),
         ([tiny, "--method", "rtn", "--act-order"], "rtn has no order of columns"),
         ([tiny, "--act-order", "group"], "use --act-order static, or --format gptq"),
         ([tiny, "--group-size", "8"], "must be 16 to 256"),
@@ -337,3 +346,17 @@ def test_weights_that_are_not_numbers_are_refused(
     assert main(["quantize", str(tmp_path / "model"), "-o", str(tmp_path / "out"), *words]) == 1
     assert "the weights of 0.down are infinite or not numbers" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_what_the_kernels_map_answers_as_the_codes_do(tiny: str, tmp_path: Path) -> None:
+    words = ["quantize", tiny, "--samples", "3", "--length", "24", "--group-size", "32", "--num-threads", "1"]
+    words += ["--self-calibration", "--seed", "5"]
+    for name, format in (("packed", "headrace"), ("codes", "compressed-tensors")):
+        assert main([*words, "-o", str(tmp_path / name), "--format", format]) == 0
+    assert is_packed(tmp_path / "packed") and not list(tmp_path.glob(".*"))
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    packed, codes = (
+        LLM(str(tmp_path / name), num_threads=1).generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0]
+        for name in ("packed", "codes")
+    )
+    assert packed.token_ids == codes.token_ids

@@ -1,7 +1,8 @@
-"""A model that runs here, to be judged by its own probabilities and answers."""
+"""A model that runs here, to be judged by its own probabilities and answers, or to write texts."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from headrace.llm import LLM
 
 
 class JudgedLLM:
-    """An LLM as `evaluation.measures` sees it; satisfies `Judged`."""
+    """An LLM as `evaluation.measures` and `quantize.calibration` see it; satisfies `Judged` and `Writer`."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name = name
@@ -36,4 +37,20 @@ class JudgedLLM:
     def write(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[int, ...]]:
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         outputs = self.llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+        return [tuple(one.outputs[0].token_ids) for one in outputs]
+
+    @property
+    def begin(self) -> int | None:
+        return self.llm.tokenizer.bos_id
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], longest: int
+    ) -> list[tuple[int, ...]]:
+        params = [
+            SamplingParams(temperature=1.0, seed=seed, max_tokens=longest - len(prompt))
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        outputs = self.llm.generate(
+            [list(prompt) for prompt in prompts], params, use_tqdm=sys.stderr.isatty()
+        )
         return [tuple(one.outputs[0].token_ids) for one in outputs]

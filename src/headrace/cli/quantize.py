@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.parser import add_cache_flag, add_command, add_number, check_range, needs_extra, typed
+from headrace.cli.parser import add_command, needs_extra, typed
+from headrace.cli.quantize_flags import AUTO_METHOD, PACKED, add_flags, command_words, groups_asked, parsed
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,9 +21,8 @@ if TYPE_CHECKING:
     from headrace.evaluation.quality import Limits
     from headrace.models.source import ModelSource
     from headrace.models.spec import ModelSpec
-    from headrace.quantize.fp8 import Strategy
     from headrace.quantize.gguf.run import GGUFOptions
-    from headrace.quantize.run import QuantizeOptions, Report
+    from headrace.quantize.options import QuantizeOptions, Report
 
 EXAMPLES = """\
 examples:
@@ -33,24 +34,16 @@ examples:
   headrace quantize ./my-model -o ./my-model-w8a8 --method smoothquant --rotate
   headrace quantize ./my-model -o ./my-model-fp8 --method fp8 --group-size 128x128 --format fp8 --samples 0
   headrace quantize ./my-model -o ./my-model-gguf --format gguf:Q4_K_M
-  headrace quantize ./my-model -o ./my-model-auto --method auto --format gguf:auto --bits-per-weight 4.25
+  headrace quantize ./my-model -o ./my-model-mixed --method auto --bits-per-weight 4.25
+  headrace quantize ./my-model -o ./my-model-auto --method auto --format gguf:auto --size 4GiB
+  headrace quantize ./my-model -o ./my-model-packed --format headrace --self-calibration
   headrace quantize ./my-model -o ./my-model-good --format gguf:Q4_K_S --max-kl 0.01
 Then: headrace serve ./my-model-4bit
 
 A line of a .jsonl file is {"text": …}, {"prompt": …}, {"prompt": …, "completion": …} or {"messages": […]}; any other
 file is text, in paragraphs.
 """
-AUTO_METHOD = "auto"
-_TOGETHER = "--method auto and --format gguf:auto go together: each tensor gets a type of its own"
 _WORST = 3
-_BITS, _GROUP = 4, "128"
-_DECIDING = (
-    "bits", "group_size", "asymmetric", "clip", "act_order", "rotate", "head", "smoothing", "static_inputs", "data",
-    "samples", "length", "seed", "bits_per_weight", "size",
-)  # fmt: skip
-"""Options that decide what is written, besides method, format and limits."""
-_STRATEGIES: Mapping[str, Strategy] = {"tensor": "tensor", "channel": "channel", "128x128": "block"}
-"""Of fp8, by the words of --group-size."""
 
 
 def add_parser(commands: Any) -> None:
@@ -62,98 +55,7 @@ def add_parser(commands: Any) -> None:
         "head, norms and routers stay as they are. The folder is read by Headrace and by other engines. Killed and "
         "started again, the command goes on after the last finished layer, and gives the same files. Needs torch.",
     )  # fmt: skip
-    parser.add_argument("model", metavar="MODEL", help="bundled name, folder or hub id, in safetensors")
-    parser.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="FOLDER", help="where to write; it must not be there yet"
-    )  # fmt: skip
-    group = parser.add_argument_group("codes")
-    group.add_argument(
-        "--method", choices=("rtn", "gptq", "awq", "smoothquant", "fp8", AUTO_METHOD), default="gptq",
-        help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error; awq: "
-        "features with large inputs are scaled up before rounding, and ranges are clipped; smoothquant: 8 bits for "
-        "weights and inputs; fp8: 8-bit floats for both; auto: each tensor gets the GGUF type that helps most within a "
-        "budget (default: %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--bits",
-        type=int,
-        choices=(2, 3, 4, 8),
-        help=f"of a code (default: {_BITS}; smoothquant and fp8 have 8)",
-    )
-    group.add_argument(
-        "--group-size", metavar="16..256|channel|tensor|128x128",
-        help="input features with a common scale; of fp8 channel, tensor or 128x128 weights "
-        f"(default: {_GROUP}; of smoothquant and fp8 channel)",
-    )  # fmt: skip
-    group.add_argument("--asymmetric", action="store_true", help="a zero point for each group")
-    group.add_argument(
-        "--clip", action="store_true", help="search each group's range for the least squared error"
-    )
-    group.add_argument(
-        "--act-order", nargs="?", const="static", choices=("static", "group"), metavar="static|group",
-        help="of gptq: columns with the largest inputs first; static: groups as they are, group: those of similar "
-        "inputs share a group, which is more exact, slower to run, and for --format gptq (default: off; "
-        "without a word: static)",
-    )  # fmt: skip
-    group.add_argument(
-        "--rotate", action="store_true",
-        help="first rotate the model by Hadamard matrices that are folded into its weights, which spreads large "
-        "features over all; a head that is the embeddings becomes a matrix of its own",
-    )  # fmt: skip
-    group.add_argument(
-        "--head", action="store_true",
-        help="quantise the head as well; one that is the embeddings becomes a matrix of its own",
-    )  # fmt: skip
-    group.add_argument(
-        "--smoothing", type=float, default=0.5, metavar="A",
-        help="of smoothquant: 0 leaves all of their size to large inputs, 1 gives it to the weights "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--static-inputs", action="store_true",
-        help="of fp8: one scale for the inputs of a matrix, calibrated; without it, each input gets its own",
-    )  # fmt: skip
-    group.add_argument(
-        "--format", default="compressed-tensors", metavar="compressed-tensors|gptq|awq|fp8|gguf:TYPE",
-        help="compressed-tensors holds 4 and 8 bits, gptq 2, 3, 4 and 8, awq 4, fp8 DeepSeek's blocks; gguf:Q4_K_M and "
-        "the like write one file with llama.cpp's types, which say bits and groups themselves (default: %(default)s)",
-    )  # fmt: skip
-    group = parser.add_argument_group("calibration")
-    group.add_argument("--data", type=Path, metavar="FILE", help="texts (default: bundled stories)")
-    add_number(group, "--samples", 128, "texts; 0, for rtn: measure nothing")
-    add_number(group, "--length", 512, "tokens of a text, at most; longer ones are cut into several")
-    add_number(group, "--seed", 0, "of the choice of texts, and of rotations")
-    add_number(group, "--num-threads", None, "CPU threads (default: all cores)")
-    group = parser.add_argument_group("budget", "of --method auto, which chooses a type for each tensor")
-    group.add_argument(
-        "--bits-per-weight",
-        type=float,
-        metavar="BITS",
-        help="of the matrices in layers, on average, such as 4.25",
-    )
-    group.add_argument("--size", metavar="BYTES", help="of the whole file, such as 8GiB")
-    group = parser.add_argument_group("quality")
-    group.add_argument(
-        "--eval", action="store_true",
-        help="measure what was lost beside MODEL: perplexity, KL divergence, likeliest tokens, greedy answers of 256 "
-        "tokens; printed, and written into the folder as QUALITY.md, quality.json and quality.svg",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-kl", type=float, metavar="NATS",
-        help="mean KL divergence a token that is allowed; matrices that hurt get more bits until it is met, or the "
-        "command fails and says what would be met",
-    )  # fmt: skip
-    group.add_argument(
-        "--max-perplexity-increase",
-        type=float,
-        metavar="PART",
-        help="the same for the perplexity: 0.01 is one per cent",
-    )
-    group.add_argument(
-        "--eval-data", type=Path, metavar="FILE", help="texts to measure on (default: bundled stories)"
-    )
-    add_number(group, "--eval-tokens", 20_000, "tokens of text to measure on, at most")
-    add_cache_flag(parser)
+    add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -161,23 +63,17 @@ def run(args: argparse.Namespace) -> int:
     from headrace.models.stored import stored_spec
     from headrace.plan.units import format_bytes
 
-    check_range("samples", args.samples, 0, 1_000_000)
-    check_range("length", args.length, 2, 1_000_000)
-    check_range("num-threads", args.num_threads, 1, 4096)
     with needs_extra("torch", "quantising"):
-        from headrace.quantize.gguf.run import GGUFOptions, is_gguf, quantize_gguf
-        from headrace.quantize.run import QuantizeOptions, quantize
-    _check_quality(args)
-    if args.method == AUTO_METHOD and not is_gguf(args.format):
-        raise ConfigError(_TOGETHER)
-    if is_gguf(args.format):
-        asked: QuantizeOptions | GGUFOptions = _gguf_options(args)
-    else:
-        _check_no_budget(args)
-        asked = _options(args)
-        asked.check()
+        from headrace.quantize.gguf.run import quantize_gguf
+        from headrace.quantize.options import QuantizeOptions
+        from headrace.quantize.run import quantize
+    asked = parsed(args)
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
         raise ConfigError(f"{args.output} is there already: name a folder that is not")
+    folder = args.output
+    if packed := args.format == PACKED:  # the kernels' form is made of a folder of codes, which is made first
+        folder = args.output.with_name(f".{args.output.name}.codes")
+        shutil.rmtree(folder, ignore_errors=True)
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
     spec = stored_spec(source)
     texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
@@ -190,72 +86,51 @@ def run(args: argparse.Namespace) -> int:
                 source, spec, options, texts, folder, bar, args.num_threads, args.output.name
             )
 
-    if isinstance(asked, GGUFOptions) and args.method == AUTO_METHOD:
+    if args.method == AUTO_METHOD:
         asked = _within_budget(args, source, spec, asked, texts)
     if args.max_kl is not None or args.max_perplexity_increase is not None:
-        report = _gated(args, source, spec, asked, make)
+        report = _gated(args, source, spec, asked, make, folder)
     else:
-        report = make(asked, args.output)
+        report = make(asked, folder)
         if args.eval:
-            _write_quality(args, report, _compare(args, args.output), args.output)
+            _write_quality(args, report, _compare(args, folder), folder)
     _tell(report, bool(texts))
+    size = _pack(args, folder) if packed else report.size
     print(
-        f"{args.output}: {format_bytes(report.size)}, {report.bits:.2f} bits for each of {report.weights:,} weights"
+        f"{args.output}: {format_bytes(size)}, {report.bits:.2f} bits for each of {report.weights:,} weights"
     )
     print(typed(f"Next: `headrace serve {shlex.quote(str(args.output))}`"))
     return 0
 
 
-def _options(args: argparse.Namespace) -> QuantizeOptions:
-    from headrace.quantize.methods import METHODS
-    from headrace.quantize.run import QuantizeOptions
-
-    eight, floats = METHODS[args.method].only_eight, METHODS[args.method].floats
-    size = args.group_size or ("channel" if eight else _GROUP)
-    if floats and size not in _STRATEGIES:
-        raise ConfigError(f"--group-size of fp8 must be {', '.join(_STRATEGIES)}, got {size!r:.40}")
-    return QuantizeOptions(
-        args.method,
-        args.bits or (8 if eight else _BITS),
-        None if floats else _group(size),
-        not args.asymmetric,
-        args.clip,
-        args.act_order,
-        format=args.format,
-        strategy=_STRATEGIES[size] if floats else "channel",
-        static=args.static_inputs,
-        smoothing=args.smoothing,
-        rotate=args.rotate,
-        seed=args.seed,
-        head=args.head,
-    )
-
-
-def _check_quality(args: argparse.Namespace) -> None:
-    check_range("max-kl", args.max_kl, 0.0, 100.0)
-    check_range("max-perplexity-increase", args.max_perplexity_increase, 0.0, 100.0)
-    check_range("eval-tokens", args.eval_tokens, 2, 10**9)
-
-
-def _check_no_budget(args: argparse.Namespace) -> None:
-    if args.bits_per_weight is not None or args.size is not None:
-        raise ConfigError("--bits-per-weight and --size are for --method auto --format gguf:auto")
-
-
 def _within_budget(
-    args: argparse.Namespace, source: ModelSource, spec: ModelSpec, options: GGUFOptions, texts: Any
-) -> GGUFOptions:
-    """With the types of --method auto."""
+    args: argparse.Namespace,
+    source: ModelSource,
+    spec: ModelSpec,
+    asked: QuantizeOptions | GGUFOptions,
+    texts: Any,
+) -> QuantizeOptions | GGUFOptions:
+    """With the types, or bits and groups, of --method auto."""
     from headrace.plan.units import parse_bytes
-    from headrace.quantize.gguf.auto import Budget, sensitivity_table
+    from headrace.quantize.auto import GROUPS, width_table
+    from headrace.quantize.budget import Budget
+    from headrace.quantize.gguf.auto import type_table
+    from headrace.quantize.options import QuantizeOptions
 
     budget = Budget(args.bits_per_weight, None if args.size is None else parse_bytes(args.size))
+    chosen: QuantizeOptions | GGUFOptions
     with _Bar("measuring", "layer") as bar:
-        table = sensitivity_table(source, spec, options, texts, bar, args.num_threads)
-    types = table.choose(budget)
-    counts = Counter(type for _, type in types)
-    print("types: " + ", ".join(f"{count} x {type}" for type, count in sorted(counts.items())))
-    return replace(options, types=types)
+        if isinstance(asked, QuantizeOptions):
+            groups = groups_asked(args) or GROUPS
+            table, widths = width_table(source, spec, asked, texts, groups, bar, args.num_threads)
+            names = table.choose(budget)
+            chosen = replace(asked, widths=tuple((name, widths[one]) for name, one in names))
+        else:
+            names = type_table(source, spec, asked, texts, bar, args.num_threads).choose(budget)
+            chosen = replace(asked, types=names)
+    counts = Counter(choice for _, choice in names)
+    print("matrices: " + "; ".join(f"{count} x {choice}" for choice, count in sorted(counts.items())))
+    return chosen
 
 
 def _gated(
@@ -264,12 +139,13 @@ def _gated(
     spec: ModelSpec,
     asked: QuantizeOptions | GGUFOptions,
     make: Any,
+    target: Path,
 ) -> Report:
-    """Quantise until the limits are met."""
+    """Quantise into `target` until the limits are met."""
     from headrace.evaluation.quality import Limits
     from headrace.quantize.gate import FolderPlan, GGUFPlan, within_limits
     from headrace.quantize.gguf.run import open_job
-    from headrace.quantize.run import QuantizeOptions
+    from headrace.quantize.options import QuantizeOptions
 
     plan: FolderPlan | GGUFPlan = (
         FolderPlan(asked)
@@ -280,16 +156,31 @@ def _gated(
     plan, report, divergence, agreement, folder = within_limits(
         plan,
         limits,
-        args.output,
+        target,
         lambda one, folder: make(one.options, folder),
         lambda folder: _compare(args, folder),
         lambda text: print(text, file=sys.stderr),
     )
     _write_quality(args, report, (divergence, agreement), folder, limits, plan.wide)
-    if args.output.is_dir():
-        args.output.rmdir()  # it is empty, as was checked
-    folder.rename(args.output)
+    if target.is_dir():
+        target.rmdir()  # it is empty, as was checked
+    folder.rename(target)
     return report
+
+
+def _pack(args: argparse.Namespace, codes: Path) -> int:
+    """Write a folder of codes as the kernels read them, and remove it; gives the bytes of the weights."""
+    from headrace.build import pack
+    from headrace.config import EngineConfig
+    from headrace.evaluation.quality import FILES
+
+    with _Bar("packing", "tensor") as bar:
+        found = pack(EngineConfig(model=str(codes), num_threads=args.num_threads), args.output, bar)
+    for name in FILES:
+        if (codes / name).is_file():
+            shutil.copyfile(codes / name, args.output / name)
+    shutil.rmtree(codes)
+    return found.ledger.weight_bytes
 
 
 def _compare(args: argparse.Namespace, folder: Path) -> tuple[Divergence, Agreement]:
@@ -307,7 +198,7 @@ def _write_quality(
     quality = Quality(
         args.output.name,
         args.model,
-        _words(args),
+        command_words(args),
         *found,
         report.errors,
         report.size,
@@ -321,66 +212,31 @@ def _write_quality(
         print(f"{name:<40}{value}")
 
 
-def _words(args: argparse.Namespace) -> str:
-    """The command, with the options that decide what is written."""
-    words = ["headrace quantize", f"--method {args.method}", f"--format {args.format}"]
-    for name in _DECIDING:
-        value = getattr(args, name)
-        if value is None or value is False:
-            continue
-        flag = "--" + name.replace("_", "-")
-        words.append(flag if value is True else f"{flag} {shlex.quote(str(value))}")
-    return " ".join(words)
-
-
-def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
-    from headrace.quantize.gguf.mixes import AUTO
-    from headrace.quantize.gguf.run import METHODS, GGUFOptions, mix_of
-
-    mix = mix_of(args.format)
-    budgets = [one for one in (args.bits_per_weight, args.size) if one is not None]
-    if (mix == AUTO) != (args.method == AUTO_METHOD):
-        raise ConfigError(_TOGETHER)
-    if args.method == AUTO_METHOD:
-        if len(budgets) != 1:
-            raise ConfigError("--method auto needs one of --bits-per-weight and --size")
-        check_range("bits-per-weight", args.bits_per_weight, 1.0, 16.0)
-    else:
-        _check_no_budget(args)
-    if args.method not in (*METHODS, AUTO_METHOD):
-        raise ConfigError(
-            f"--format {args.format} is written with --method {' or '.join(METHODS)}, not {args.method}"
-        )
-    given = {
-        "--bits": args.bits is not None, "--group-size": args.group_size is not None, "--asymmetric": args.asymmetric,
-        "--clip": args.clip, "--act-order": args.act_order is not None, "--rotate": args.rotate, "--head": args.head,
-    }  # fmt: skip
-    if wrong := [name for name, one in given.items() if one]:
-        raise ConfigError(
-            f"{wrong[0]} is for other formats: the types of GGUF say bits and groups themselves"
-        )
-    return GGUFOptions(mix, "gptq" if args.method == AUTO_METHOD else args.method)
-
-
-def _group(text: str) -> int | None:
-    if text == "channel":
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise ConfigError(f"--group-size must be 16 to 256, or channel, got {text!r:.40}")
-    return int(text)
-
-
-def _texts(args: argparse.Namespace, source: Any, longest: int) -> list[tuple[int, ...]]:
+def _texts(args: argparse.Namespace, source: ModelSource, longest: int) -> list[tuple[int, ...]]:
     from headrace.evaluation.documents import read_records
     from headrace.quantize.calibration import BUNDLED_CALIBRATION, calibration_texts
     from headrace.text.tokenizer_source import open_tokenizer
 
+    length = min(args.length, longest)
+    if args.self_calibration:
+        return _own_texts(args, length)
+    assert source.path is not None
     path = BUNDLED_CALIBRATION if args.data is None else args.data
     where = "the bundled file" if args.data is None else str(path)
-    length = min(args.length, longest)
     return calibration_texts(
         read_records(path), open_tokenizer(source.path), args.samples, length, args.seed, where
     )
+
+
+def _own_texts(args: argparse.Namespace, length: int) -> list[tuple[int, ...]]:
+    from headrace.bench.judged import JudgedLLM
+    from headrace.evaluation.documents import read_records
+    from headrace.quantize.calibration import own_texts
+
+    records = () if args.data is None else read_records(args.data)
+    options: dict[str, Any] = {} if args.num_threads is None else {"num_threads": args.num_threads}
+    model = JudgedLLM(args.model, {**options, "download_dir": args.download_dir})
+    return own_texts(model, args.samples, length, args.seed, records, model.llm.tokenizer)
 
 
 def _tell(report: Report, calibrated: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.evaluation.measures import Agreement, Divergence
 
-PAGE, NUMBERS, PLOT = "QUALITY.md", "quality.json", "quality.svg"
+FILES = PAGE, NUMBERS, PLOT = "QUALITY.md", "quality.json", "quality.svg"
 
 
 @dataclass(frozen=True, slots=True)

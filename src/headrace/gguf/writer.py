@@ -45,7 +45,7 @@ def write_header(file: BinaryIO, metadata: Mapping[str, Value], tensors: Sequenc
     file.write(_header(metadata, tensors))
 
 
-def write_placeholder(
+def write_without_weights(
     path: Path, metadata: Mapping[str, Value], tensors: Sequence[Planned], first: bytes = b""
 ) -> None:
     """A sparse file whose tensors are zero, but for the bytes of the first one: what readers say of the header can be

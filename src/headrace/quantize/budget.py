@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,40 @@ class Choice:
     name: str
     size: int
     loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Of one of the two: bits a weight of the matrices that become codes, or bytes of the whole."""
+
+    bits: float | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """rows: the choices of each matrix, or tensor, by name. weights: of all of them. rest: bytes of what else there
+    is."""
+
+    rows: Mapping[str, Sequence[Choice]]
+    weights: int
+    rest: int
+
+    def choose(self, budget: Budget) -> tuple[tuple[str, str], ...]:
+        """(name, choice) of each row. Raises ConfigError where the budget is too small."""
+        if budget.bits is not None:
+            room = int(budget.bits * self.weights / 8)
+        else:
+            assert budget.size is not None
+            room = budget.size - self.rest
+        least = sum(min(one.size for one in row) for row in self.rows.values())
+        if least > room:
+            raise ConfigError(
+                f"the smallest choices need {8 * least / self.weights:.2f} bits a weight, and {least + self.rest:,} "
+                "bytes in all: give more --bits-per-weight or --size"
+            )
+        found = allocate(list(self.rows.values()), room)
+        return tuple((name, choice.name) for name, choice in zip(self.rows, found, strict=True))
 
 
 def allocate(table: Sequence[Sequence[Choice]], budget: int) -> list[Choice]:

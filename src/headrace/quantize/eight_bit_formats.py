@@ -1,16 +1,22 @@
-"""How 8-bit weights are stored whose inputs are rounded to 8 bits too.
+"""How 8-bit weights are stored whose inputs may be rounded to 8 bits too.
 
 `models.quantized` reads these formats and says how they are laid out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from headrace.quantize.formats import Tensor, compressed_config, float_arrays, weight_config
+from headrace.quantize.formats import (
+    Tensor,
+    compressed_config,
+    config_group,
+    float_arrays,
+    weight_config,
+)
 from headrace.quantize.fp8 import BLOCK, FloatCodes, FloatScheme
 from headrace.quantize.gptq import Order
 from headrace.quantize.scheme import Codes, Scheme
@@ -26,6 +32,9 @@ class IntQuantized:
     def fits(self, rows: int, columns: int, scheme: Scheme) -> bool:
         return True
 
+    def size(self, rows: int, columns: int, scheme: Scheme) -> int:
+        return rows * (columns + (4 if scheme.scale == "f32" else 2))
+
     def tensors(self, module: str, codes: Codes) -> list[Tensor]:
         signed = (codes.codes.numpy() ^ np.uint8(0x80)).view(np.int8)
         return [
@@ -34,10 +43,11 @@ class IntQuantized:
         ]
 
     def config(
-        self, scheme: Scheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+        self, coded: Mapping[Scheme, Sequence[str]], order: Order | None, plain: Sequence[str]
     ) -> dict[str, Any]:
         weights = weight_config(8, "int", "channel")
-        return compressed_config("int-quantized", weights, plain, _inputs("int", "token", dynamic=True))
+        group = config_group("int-quantized", weights, _inputs("int", "token", dynamic=True))
+        return compressed_config("int-quantized", [group], plain)
 
 
 class FloatQuantized:
@@ -48,6 +58,10 @@ class FloatQuantized:
 
     def fits(self, rows: int, columns: int, scheme: FloatScheme) -> bool:
         return scheme.strategy != "block" or _whole_blocks(rows, columns)
+
+    def size(self, rows: int, columns: int, scheme: FloatScheme) -> int:
+        scales = {"tensor": 1, "channel": rows, "block": rows * columns // BLOCK**2}[scheme.strategy]
+        return rows * columns + scales * (4 if scheme.scale == "f32" else 2) + 4 * scheme.static
 
     def tensors(self, module: str, codes: FloatCodes) -> list[Tensor]:
         strategy = codes.scheme.strategy
@@ -64,14 +78,17 @@ class FloatQuantized:
         return found
 
     def config(
-        self, scheme: FloatScheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+        self, coded: Mapping[FloatScheme, Sequence[str]], order: Order | None, plain: Sequence[str]
     ) -> dict[str, Any]:
+        (scheme,) = coded
         weights = weight_config(8, "float", scheme.strategy)
         if scheme.strategy == "block":
             weights["block_structure"] = [BLOCK, BLOCK]
-        by = "tensor" if scheme.static else "group" if scheme.strategy == "block" else "token"
-        inputs = _inputs("float", by, dynamic=not scheme.static)
-        return compressed_config("float-quantized", weights, plain, inputs)
+        inputs = None
+        if scheme.static or scheme.dynamic:
+            by = "tensor" if scheme.static else "group" if scheme.strategy == "block" else "token"
+            inputs = _inputs("float", by, dynamic=scheme.dynamic)
+        return compressed_config("float-quantized", [config_group("float-quantized", weights, inputs)], plain)
 
 
 class BlockFloats:
@@ -83,6 +100,9 @@ class BlockFloats:
     def fits(self, rows: int, columns: int, scheme: FloatScheme) -> bool:
         return _whole_blocks(rows, columns)
 
+    def size(self, rows: int, columns: int, scheme: FloatScheme) -> int:
+        return rows * columns + 4 * (rows * columns // BLOCK**2)
+
     def tensors(self, module: str, codes: FloatCodes) -> list[Tensor]:
         scales = codes.scales[::BLOCK].float().contiguous()
         return [
@@ -91,7 +111,7 @@ class BlockFloats:
         ]
 
     def config(
-        self, scheme: FloatScheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+        self, coded: Mapping[FloatScheme, Sequence[str]], order: Order | None, plain: Sequence[str]
     ) -> dict[str, Any]:
         return {
             "quant_method": "fp8",

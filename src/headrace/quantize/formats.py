@@ -22,6 +22,8 @@ from headrace.quantize.scheme import Codes, Scheme
 AWQ_EACH = 8
 """Output features of a word."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # lowest bits first
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_LONGEST_PATTERN = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Tensor:
 
 
 class Format(Protocol):
-    """One way to store matrices that are all quantised alike: by a `Scheme` as `Codes`, or by a `FloatScheme` as
-    `FloatCodes`. bits: what it holds."""
+    """One way to store matrices: by a `Scheme` as `Codes`, or by a `FloatScheme` as `FloatCodes`. bits: what it
+    holds."""
 
     @property
     def bits(self) -> tuple[int, ...]: ...
@@ -47,23 +49,33 @@ class Format(Protocol):
         """Whether it can hold such a matrix, and others read it."""
         ...
 
+    def size(self, rows: int, columns: int, scheme: Any) -> int:
+        """Bytes of the tensors of such a matrix."""
+        ...
+
     def tensors(self, module: str, codes: Any) -> list[Tensor]: ...
 
     def config(
-        self, scheme: Any, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+        self, coded: Mapping[Any, Sequence[str]], order: Order | None, plain: Sequence[str]
     ) -> dict[str, Any]:
-        """The `quantization_config`. coded, plain: names of modules that are quantised, and of those that are not."""
+        """The `quantization_config`. coded: names of the modules that are quantised, by their schemes. plain: of those
+        that are not."""
         ...
 
 
 class CompressedTensors:
     """pack-quantized, of compressed-tensors; versions since 0.20 refuse groups that are not in the columns' order."""
 
-    bits = (4, 8)
+    bits = (2, 3, 4, 8)
     least_zero = 0
 
     def fits(self, rows: int, columns: int, scheme: Scheme) -> bool:
         return columns % (scheme.group or 1) == 0 and columns * scheme.bits % 32 == 0
+
+    def size(self, rows: int, columns: int, scheme: Scheme) -> int:
+        groups = columns // (scheme.group or columns)
+        zeros = 0 if scheme.symmetric else 4 * groups * words(rows, scheme.bits)
+        return rows * (4 * words(columns, scheme.bits) + 2 * groups) + zeros + 16
 
     def tensors(self, module: str, codes: Codes) -> list[Tensor]:
         rows, columns = codes.codes.shape
@@ -74,17 +86,27 @@ class CompressedTensors:
             Tensor(f"{module}.weight_shape", "I64", np.array([rows, columns], dtype=np.int64)),
         ]
         if not codes.scheme.symmetric:
-            words = np.ascontiguousarray(pack(codes.zeros.numpy().T, bits).T)
-            found.append(Tensor(f"{module}.weight_zero_point", "I32", words))
+            zeros = np.ascontiguousarray(pack(codes.zeros.numpy().T, bits).T)
+            found.append(Tensor(f"{module}.weight_zero_point", "I32", zeros))
         return found
 
     def config(
-        self, scheme: Scheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+        self, coded: Mapping[Scheme, Sequence[str]], order: Order | None, plain: Sequence[str]
     ) -> dict[str, Any]:
-        weights = weight_config(scheme.bits, "int", "channel" if scheme.group is None else "group")
-        weights["symmetric"], weights["group_size"] = scheme.symmetric, scheme.group
-        weights["actorder"] = order if scheme.group is not None else None
-        return compressed_config("pack-quantized", weights, plain)
+        groups = []
+        for scheme, modules in coded.items():
+            weights = weight_config(scheme.bits, "int", "channel" if scheme.group is None else "group")
+            weights["symmetric"], weights["group_size"] = scheme.symmetric, scheme.group
+            weights["actorder"] = order if scheme.group is not None else None
+            groups.append(
+                config_group("pack-quantized", weights, targets=modules if len(coded) > 1 else ("Linear",))
+            )
+        found = compressed_config("pack-quantized", groups, plain)
+        if len(coded) == 1 and not next(iter(coded)).symmetric:
+            # transformers 5 with compressed-tensors 0.20 makes room for zero points that are not packed, unless it
+            # decodes the codes while it reads them. Others ignore this.
+            found["dequantize"] = True
+        return found
 
 
 class GPTQ:
@@ -97,35 +119,47 @@ class GPTQ:
         whole = columns % (scheme.group or 1) == 0
         return whole and rows * scheme.bits % 32 == 0 and columns * scheme.bits % 32 == 0
 
+    def size(self, rows: int, columns: int, scheme: Scheme) -> int:
+        groups = columns // (scheme.group or columns)
+        zeros = 4 * groups * words(rows, scheme.bits)
+        return rows * (4 * words(columns, scheme.bits) + 2 * groups) + zeros + 4 * columns
+
     def tensors(self, module: str, codes: Codes) -> list[Tensor]:
         bits = codes.scheme.bits
         zeros = (codes.zeros.numpy() - np.uint8(1)) & np.uint8(codes.scheme.levels)
-        words = np.ascontiguousarray(pack(codes.codes.numpy(), bits).T)
+        packed = np.ascontiguousarray(pack(codes.codes.numpy(), bits).T)
         scales = codes.scales.T.contiguous()
         return [
-            Tensor(f"{module}.qweight", "I32", words),
+            Tensor(f"{module}.qweight", "I32", packed),
             Tensor(f"{module}.qzeros", "I32", pack(zeros.T, bits)),
             Tensor(f"{module}.scales", *float_arrays(scales)),
             Tensor(f"{module}.g_idx", "I32", codes.groups().numpy().astype(np.int32)),
         ]
 
     def config(
-        self, scheme: Scheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+        self, coded: Mapping[Scheme, Sequence[str]], order: Order | None, plain: Sequence[str]
     ) -> dict[str, Any]:
-        skipped: dict[str, Any] = {f"-:^{pattern}$": {} for pattern in module_patterns(plain, coded)}
+        usual = max(coded, key=lambda scheme: len(coded[scheme]))
+        every = [module for modules in coded.values() for module in modules]
+        rules: dict[str, Any] = {f"-:^{pattern}$": {} for pattern in module_patterns(plain, every)}
+        for scheme, modules in coded.items():
+            if scheme != usual:
+                others = {*every, *plain}.difference(modules)
+                sizes = {"bits": scheme.bits, "group_size": scheme.group or -1}
+                rules |= {f"+:^{pattern}$": dict(sizes) for pattern in module_patterns(modules, others)}
         return {
             "quant_method": "gptq",
-            "bits": scheme.bits,
-            "group_size": scheme.group or -1,
-            "sym": scheme.symmetric,
-            "desc_act": order == "group" and scheme.group is not None,
+            "bits": usual.bits,
+            "group_size": usual.group or -1,
+            "sym": usual.symmetric,
+            "desc_act": order == "group" and usual.group is not None,
             "static_groups": order == "static",
             "true_sequential": False,
             "damp_percent": DAMPING,
-            "lm_head": any(name.endswith("lm_head") for name in coded),
+            "lm_head": any(name.endswith("lm_head") for name in every),
             "checkpoint_format": "gptq",
             "pack_dtype": "int32",
-            **({"dynamic": skipped} if skipped else {}),
+            **({"dynamic": rules} if rules else {}),
             "meta": {"quantizer": [f"headrace:{__version__}"]},
         }
 
@@ -139,6 +173,10 @@ class AWQ:
     def fits(self, rows: int, columns: int, scheme: Scheme) -> bool:
         return columns % (scheme.group or 1) == 0 and rows % AWQ_EACH == 0
 
+    def size(self, rows: int, columns: int, scheme: Scheme) -> int:
+        groups = columns // (scheme.group or columns)
+        return rows * columns // 2 + rows * groups // 2 + 2 * rows * groups
+
     def tensors(self, module: str, codes: Codes) -> list[Tensor]:
         return [
             Tensor(f"{module}.qweight", "I32", self._words(codes.codes)),
@@ -147,8 +185,9 @@ class AWQ:
         ]
 
     def config(
-        self, scheme: Scheme, order: Order | None, coded: Sequence[str], plain: Sequence[str]
+        self, coded: Mapping[Scheme, Sequence[str]], order: Order | None, plain: Sequence[str]
     ) -> dict[str, Any]:
+        (scheme,) = coded
         return {
             "quant_method": "awq",
             "bits": scheme.bits,
@@ -205,32 +244,45 @@ def weight_config(bits: int, type: str, strategy: str) -> dict[str, Any]:
     }
 
 
-def compressed_config(
-    format: str, weights: Mapping[str, Any], plain: Sequence[str], inputs: Mapping[str, Any] | None = None
+def config_group(
+    format: str,
+    weights: Mapping[str, Any],
+    inputs: Mapping[str, Any] | None = None,
+    targets: Sequence[str] = ("Linear",),
 ) -> dict[str, Any]:
-    """The `quantization_config` of compressed-tensors with one group of modules."""
-    group = {
-        "targets": ["Linear"],
+    """Modules that compressed-tensors stores alike. targets: their names, or the class of all of them."""
+    return {
+        "targets": list(targets),
         "weights": dict(weights),
         "input_activations": None if inputs is None else dict(inputs),
         "output_activations": None,
         "format": format,
     }
+
+
+def compressed_config(
+    format: str, groups: Sequence[Mapping[str, Any]], plain: Sequence[str]
+) -> dict[str, Any]:
+    """The `quantization_config` of compressed-tensors."""
     return {
         "quant_method": "compressed-tensors",
         "format": format,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
+        "config_groups": {f"group_{number}": dict(group) for number, group in enumerate(groups)},
         "ignore": list(plain),
         "kv_cache_scheme": None,
     }
 
 
+def words(count: int, bits: int) -> int:
+    """Of 32 bits, that so many codes fill."""
+    return -(-count * bits // 32)
+
+
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     """Words [R, ceil(C * bits / 32)] of codes [R, C]: a row is one run of bits, lowest first."""
     rows, columns = codes.shape
-    words = -(-columns * bits // 32)
-    packed = np.zeros((rows, words * 4), dtype=np.uint8)
+    packed = np.zeros((rows, words(columns, bits) * 4), dtype=np.uint8)
     step = max(1, (1 << 20) // max(1, columns))
     for first in range(0, rows, step):
         part = np.ascontiguousarray(codes[first : first + step])
@@ -241,14 +293,28 @@ def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
 
 
 def module_patterns(modules: Collection[str], others: Collection[str]) -> list[str]:
-    """Regular expressions for `modules`, one for all layers where it matches none of `others`."""
-    found: dict[str, None] = {}
+    """Regular expressions for `modules` that match none of `others`: one for all layers, or else for some, or else for
+    each module."""
+    by_name: dict[str, list[str]] = {}
     for module in modules:
-        exact = re.escape(module)
-        wide = re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", exact)
-        clear = re.compile(wide)
-        found[exact if any(clear.fullmatch(other) for other in others) else wide] = None
+        by_name.setdefault(_wide(module), []).append(module)
+    found: dict[str, None] = {}
+    for wide, own in by_name.items():
+        layers = list(dict.fromkeys(number.group() for one in own if (number := _NUMBER.search(one))))
+        some = wide.replace(r"\d+", f"({'|'.join(layers)})", 1)
+        for pattern in (wide, some) if len(own) > 1 else (wide,):
+            clear = re.compile(pattern)
+            if len(pattern) <= _LONGEST_PATTERN and not any(clear.fullmatch(other) for other in others):
+                found[pattern] = None
+                break
+        else:
+            found |= dict.fromkeys(map(re.escape, own))
     return list(found)
+
+
+def _wide(module: str) -> str:
+    """For the modules that differ from this one in numbers alone."""
+    return re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(module))
 
 
 def float_arrays(scales: torch.Tensor) -> tuple[str, NDArray[Any]]:

@@ -25,13 +25,15 @@ SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float3
 class FloatScheme:
     """strategy: which weights have a common scale: those of a stored tensor, of an output feature, or of 128 x 128.
 
-    clip: scales are searched for the least squared error of the products. static: inputs have one scale, calibrated;
-    else each input gets its own when it is there. scale: the type that scales of weights are stored in.
+    clip: scales are searched for the least squared error of the products. static: inputs have one scale, calibrated.
+    dynamic: each input gets its own when it is there. Without either, readers do not round inputs. scale: the type that
+    scales of weights are stored in.
     """
 
     strategy: Strategy
     clip: bool = False
     static: bool = False
+    dynamic: bool = False
     scale: Literal["bf16", "f32"] = "f32"
 
     @property

@@ -14,7 +14,7 @@ from headrace.evaluation.measures import Agreement, Divergence
 from headrace.evaluation.quality import Limits
 from headrace.gguf.types import TYPES
 from headrace.quantize.gguf.run import GGUFOptions
-from headrace.quantize.run import QuantizeOptions, Report
+from headrace.quantize.options import QuantizeOptions, Report
 
 ROUNDS = 8
 _AIM = 0.8

@@ -35,12 +35,15 @@ Rounded = Callable[[Tensor, Tensor, str], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows `first` to `last` of a weight, of all its experts, that are stored in a way of their own."""
+    """Rows `first` to `last` of a weight, of all its experts, that are stored in a way of their own. choices: names of
+    ways to store them. probe: one of these, coarse enough that its divergence is well above rounding."""
 
     name: str
     weight: WeightRef
     first: int
     last: int
+    choices: tuple[str, ...] = ()
+    probe: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,10 @@ class Sensitivity:
 
 
 def measure(
-    program: Program, stored: StoredWeights, texts: Sequence[Sequence[int]], parts: Sequence[Part],
-    choices: Sequence[str], probe: str, rounded: Rounded, shown: Callable[[int, int], None] | None = None,
+    program: Program, stored: StoredWeights, texts: Sequence[Sequence[int]], parts: Sequence[Part], rounded: Rounded,
+    shown: Callable[[int, int], None] | None = None,
 ) -> dict[str, Sensitivity]:  # fmt: skip
-    """By the names of parts. probe: one of the choices, coarse enough that its divergence is well above rounding."""
+    """By the names of parts."""
     by_layer: dict[int | None, list[Part]] = {}
     for one in parts:
         by_layer.setdefault(one.weight.layer, []).append(one)
@@ -83,9 +86,9 @@ def measure(
             rows = stacked[:, one.first : one.last]
             kept = rows.clone()
             powers = list(hessians.of(one.weight.name))
-            errors[one.name] = _errors(kept, powers, choices, probe, rounded)
+            errors[one.name] = _errors(kept, powers, one, rounded)
             for each, power, into in zip(kept, powers, rows, strict=True):
-                into.copy_(rounded(each, power, probe))
+                into.copy_(rounded(each, power, one.probe))
             fresh[one.name] = walk.fork()
             fresh[one.name].advance(weights)
             rows.copy_(kept)
@@ -114,18 +117,16 @@ def _cut(texts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
     return found
 
 
-def _errors(
-    matrices: Tensor, powers: Sequence[Tensor], choices: Sequence[str], probe: str, rounded: Rounded
-) -> dict[str, float]:
+def _errors(matrices: Tensor, powers: Sequence[Tensor], part: Part, rounded: Rounded) -> dict[str, float]:
     """Squared errors over that of the probe; of some rows of a large matrix."""
     step = max(1, matrices.shape[1] // _SAMPLED_ROWS)
-    totals = dict.fromkeys(choices, 0.0)
+    totals = dict.fromkeys(part.choices, 0.0)
     for matrix, power in zip(matrices, powers, strict=True):
         some = matrix[::step].contiguous()
-        for choice in choices:
+        for choice in part.choices:
             lost = rounded(some, power, choice) - some
             totals[choice] += float(((lost @ power) * lost).sum())
-    return {choice: max(0.0, total) / max(totals[probe], 1e-30) for choice, total in totals.items()}
+    return {choice: max(0.0, total) / max(totals[part.probe], 1e-30) for choice, total in totals.items()}
 
 
 def _divergence(walk: Walk, states: Tensor, others: Tensor, weights: Weights) -> float:

@@ -24,6 +24,8 @@ BATCH_TOKENS = 4096
 
 Watch = Callable[[Op[Any], Sequence[Any]], None]
 """Called before an op with its inputs."""
+Progress = Callable[[int, int], None]
+"""Called with the steps done and the steps in all; a step is one batch of texts through one layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +210,18 @@ def _memory(layout: KVLayout, lengths: Sequence[int]) -> LayerCache:
     shape = (sum(map(_blocks, lengths)), layout.num_kv_heads, BLOCK_SIZE, layout.head_dim)
     keys = torch.zeros(shape)
     return LayerKV(keys, keys if layout.parts == 1 else torch.zeros(shape))
+
+
+class Steps:
+    """Counts them, of a walk."""
+
+    def __init__(self, shown: Progress | None, total: int) -> None:
+        self._shown, self._total, self._done = shown, total, 0
+
+    def advance(self) -> None:
+        self.skip(1)
+
+    def skip(self, steps: int) -> None:
+        self._done += steps
+        if self._shown is not None:
+            self._shown(self._done, self._total)

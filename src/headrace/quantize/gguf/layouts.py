@@ -185,7 +185,7 @@ def rope_divisors(spec: ModelSpec) -> list[float] | None:
     return [one / other for one, other in zip(plain, scaled, strict=True)]
 
 
-def check_placeholder(path: Path, spec: ModelSpec, name: str) -> None:
+def check_header(path: Path, spec: ModelSpec, name: str) -> None:
     """Raises UnsupportedModel where the file, whose weights may be missing, is not read as the same model."""
     try:
         opened = GGUFCheckpoint(path)

@@ -37,21 +37,22 @@ from headrace.program.records import WeightRef
 from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
 from headrace.quantize.formats import Tensor
 from headrace.quantize.gguf.grids import GRIDS
-from headrace.quantize.gguf.layouts import check_placeholder, layout_of, metadata_of, rope_divisors
+from headrace.quantize.gguf.layouts import check_header, layout_of, metadata_of, rope_divisors
 from headrace.quantize.gguf.mixes import find_mix, fitting
 from headrace.quantize.gguf.names import Source, sources_of
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.vocabulary import vocabulary_metadata
 from headrace.quantize.gptq import DAMPING, relative_error
 from headrace.quantize.hessians import Hessians
-from headrace.quantize.run import Progress, Report, Steps, check_finite, floats_of, layer_matrices
+from headrace.quantize.matrices import check_finite, floats_of, layer_matrices
+from headrace.quantize.options import Report
 from headrace.quantize.sensitivity import Part
-from headrace.quantize.walk import Walk, segments
+from headrace.quantize.walk import Progress, Steps, Walk, segments
 
 PREFIX = "gguf:"
 """What `--format` begins with."""
 METHODS = ("rtn", "gptq")
-_PLACEHOLDER = "header.gguf.part"
+_HEADER = "header.gguf.part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +169,9 @@ class Job:
         self, texts: Sequence[Sequence[int]], folder: Path, name: str, progress: Progress | None
     ) -> Report:
         first = b"" if self._divisors is None else self._divisors.tobytes()
-        writer.write_placeholder(folder / _PLACEHOLDER, self._metadata, self._planned, first)
-        check_placeholder(folder / _PLACEHOLDER, self._spec, self._source.name)
-        (folder / _PLACEHOLDER).unlink()
+        writer.write_without_weights(folder / _HEADER, self._metadata, self._planned, first)
+        check_header(folder / _HEADER, self._spec, self._source.name)
+        (folder / _HEADER).unlink()
         state = read_state(folder)
         walk = Walk(self.program, texts) if texts else None
         targets = [

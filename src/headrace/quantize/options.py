@@ -1,0 +1,112 @@
+"""What a model is quantised to, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+from headrace.quantize.formats import check_format
+from headrace.quantize.fp8 import Strategy
+from headrace.quantize.gptq import DAMPING, Order
+from headrace.quantize.methods import METHODS
+from headrace.quantize.scheme import BITS
+from headrace.quantize.smoothquant import STRENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """How fine the codes of one matrix are. group: input features with a common scale; None: all of a row."""
+
+    bits: int
+    group: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.bits} bits, " + ("whole rows" if self.group is None else f"groups of {self.group}")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOptions:
+    """method: one of METHODS. group: input features with a common scale, or None for all. order, damping: of gptq, as
+    in `gptq.gptq`. strategy: of fp8, as in `fp8.FloatScheme`; static, dynamic: what readers that round inputs to
+    8-bit floats as well take for their scales. smoothing: of smoothquant.
+    rotate: the model first, as `rotations` says, by matrices of `seed`. head: it becomes codes as well. keep: names of
+    weights that stay as they are. widths: in place of bits and group, by the names of weights."""
+
+    method: str = "gptq"
+    bits: int = 4
+    group: int | None = 128
+    symmetric: bool = True
+    clip: bool = False
+    order: Order | None = None
+    damping: float = DAMPING
+    format: str = "compressed-tensors"
+    strategy: Strategy = "channel"
+    static: bool = False
+    dynamic: bool = False
+    smoothing: float = STRENGTH
+    rotate: bool = False
+    seed: int = 0
+    keep: tuple[str, ...] = ()
+    head: bool = False
+    widths: tuple[tuple[str, Width], ...] = ()
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether texts are needed."""
+        return METHODS[self.method].calibrated or self.static
+
+    def check(self) -> None:
+        """Raises ConfigError for what no format holds, or the method does not have."""
+        for one in (Width(self.bits, self.group), *(width for _, width in self.widths)):
+            if one.bits not in BITS:
+                raise ConfigError(f"bits must be one of {', '.join(map(str, BITS))}, got {one.bits}")
+            if one.group is not None and not 16 <= one.group <= 256:
+                raise ConfigError(f"the group size must be 16 to 256, or the whole row, got {one.group}")
+        if self.order is not None and not METHODS[self.method].ordered:
+            raise ConfigError(f"{self.method} has no order of columns: that is for gptq")
+        self._check_eight_bits()
+        for bits in {self.bits, *(width.bits for _, width in self.widths)}:
+            check_format(METHODS[self.method].formats, self.format, bits, self.order)
+        if self.widths and (METHODS[self.method].factors is not None or METHODS[self.method].floats):
+            raise ConfigError(f"{self.method} gives all matrices the same bits: widths are for rtn and gptq")
+        if len({width for _, width in self.widths}) > 1 and self.format == "awq":
+            raise ConfigError("awq gives all matrices the same groups")
+
+    def _check_eight_bits(self) -> None:
+        method = METHODS[self.method]
+        if method.only_eight and (self.bits != 8 or self.group is not None or not self.symmetric):
+            raise ConfigError(f"{self.method} has symmetric codes of 8 bits, and no groups of input features")
+        if not method.floats and (self.strategy != "channel" or self.static or self.dynamic):
+            raise ConfigError(
+                f"{self.method} has no scales of tensors and blocks, and none of inputs: that is for fp8"
+            )
+        if self.format == "fp8" and self.strategy != "block":
+            raise ConfigError("--format fp8 holds a scale for each 128 x 128: use --group-size 128x128")
+        if self.static and self.strategy == "block":
+            raise ConfigError("weights in blocks go with dynamic scales of the inputs")
+        if self.static and self.dynamic:
+            raise ConfigError("inputs have calibrated scales or dynamic ones: not both")
+        if not 0.0 <= self.smoothing <= 1.0:
+            raise ConfigError(f"the strength of smoothing must be 0 to 1, got {self.smoothing}")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """errors: of each weight, by name, |change of its products| / |its products| over the calibration inputs (of
+    experts the root of the mean square); without calibration, of the weights themselves.
+
+    weights: how many are codes now. bits: a weight of these, scales and zeros included. kept: names of matrices in
+    layers that stayed as they were, because the format cannot hold them or a reader would not find them; not those that
+    were asked to stay. unscaled:
+    those that are codes, but not of scaled weights although the method scales, because nothing before them can take up
+    the factors. size: bytes of all files of weights.
+    """
+
+    errors: Mapping[str, float]
+    weights: int
+    bits: float
+    kept: tuple[str, ...]
+    size: int
+    unscaled: tuple[str, ...] = ()
