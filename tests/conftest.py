@@ -8,7 +8,9 @@ import os
 import shutil
 import signal
 import ssl
+import sys
 from collections.abc import Generator, Iterator, Mapping
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,7 +59,26 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@functools.cache
+def _compares_with_transformers(module: ModuleType) -> bool:
+    """By what its tests import: the package itself, or the models that are made with it."""
+    return any(
+        value is needs.lazily("transformers")
+        or (callable(value) and getattr(value, "__module__", None) == "tests.conformance.test_families")
+        for value in vars(module).values()
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that load transformers come first, so that one worker runs most of them: the import takes three seconds."""
+    items.sort(key=lambda item: not _compares_with_transformers(item.module))  # type: ignore[attr-defined]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Threads of torch wait for one another without sleeping: beside other workers a small product takes them ten times
+    # as long as one thread. An engine on torch takes as many as there are cores, and leaves them so.
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     expected = {flag for mark in item.iter_markers("needs_isa") for flag in mark.args}
     if unknown := expected - FLAGS:
         pytest.fail(f"needs_isa names unknown flags: {', '.join(sorted(unknown))}")

@@ -5,6 +5,7 @@ Where HEADRACE_REQUIRE names a need, its lack is a failure instead: HEADRACE_REQ
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from types import ModuleType
@@ -85,6 +86,7 @@ class _Lazy:
         return getattr(importlib.import_module(self._name), attribute)
 
 
+@functools.cache
 def lazily(name: str) -> Any:
     """A large package, imported when a test uses it: every worker collects all tests and runs a part of them."""
     return _Lazy(name)

@@ -56,6 +56,7 @@ def company(folder: Path, mark: str) -> int:
     )
 
 
+@pytest.mark.long
 def test_one_that_is_marked_runs_beside_no_other(tmp_path: Path) -> None:
     assert company(tmp_path, "alone") == 0
 

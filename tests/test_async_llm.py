@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +59,25 @@ async def tale(**options: object) -> AsyncIterator[AsyncLLM]:
     async with AsyncLLM("tale", **OPTIONS | options) as engine:
         yield engine
     assert engine.state is EngineState.DEAD and children() == before
+
+
+Shared = Callable[[Callable[[AsyncLLM], Awaitable[None]]], None]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    """Runs a test on an engine, and in an event loop, that others use before and after: a start takes half a second."""
+    with asyncio.Runner() as runner:
+        engine = AsyncLLM("tale", **OPTIONS | STREAMING)
+        runner.run(engine.start())
+
+        async def limited(test: Callable[[AsyncLLM], Awaitable[None]]) -> None:
+            async with asyncio.timeout(120):
+                await test(engine)
+                await idle(engine)
+
+        yield lambda test: runner.run(limited(test))
+        runner.run(engine.close())
 
 
 @pytest.fixture(scope="module")
@@ -153,14 +172,15 @@ def of_kind(kind: object, max_tokens: int, stop: str) -> SamplingParams:
     )  # fmt: skip
 
 
-@run_async
-async def test_output_kinds() -> None:
-    async with tale() as engine:
+def test_output_kinds(shared: Shared) -> None:
+    async def on(engine: AsyncLLM) -> None:
         kinds = [RequestOutputKind.CUMULATIVE, "delta", "final_only"]
         # More outputs than a reader takes at once, so there are several results, however slow the reader is.
         params = [of_kind(kind, MAX_TAKEN, "never written") for kind in kinds]
         results = [[output async for output in engine.generate(PROMPT, one)] for one in params]
         check_kinds(*results)
+
+    shared(on)
 
 
 def test_output_kinds_of_llm(llm: LLM) -> None:
@@ -173,8 +193,7 @@ def test_output_kinds_of_llm(llm: LLM) -> None:
         of_kind("half", 40, ".")
 
 
-@run_async
-async def test_closing_a_generator_aborts_the_request() -> None:
+def test_closing_a_generator_aborts_the_request(shared: Shared) -> None:
     async def broken_off(engine: AsyncLLM) -> None:
         async for _ in engine.generate(PROMPT, ENDLESS, "r"):
             break
@@ -201,7 +220,7 @@ async def test_closing_a_generator_aborts_the_request() -> None:
         task.cancel()
         await asyncio.wait([task])
 
-    async with tale(**STREAMING) as engine:
+    async def on(engine: AsyncLLM) -> None:
         for leave in (broken_off, closed, closed_chat, dropped, cancelled):
             before = (await engine.stats()).scheduler.output_tokens
             await leave(engine)
@@ -209,6 +228,8 @@ async def test_closing_a_generator_aborts_the_request() -> None:
             made = (await engine.stats()).scheduler.output_tokens - before
             assert 0 < made < 100_000, leave.__name__
             assert len((await last(engine.generate(PROMPT, GREEDY, "r"))).outputs[0].token_ids) == 12
+
+    shared(on)
 
 
 @run_async
@@ -224,9 +245,8 @@ async def test_cancelling_an_embedding_aborts_it() -> None:
         assert len((await engine.embed(PROMPT, request_id="r")).outputs.embedding) == engine.facts.hidden_size
 
 
-@run_async
-async def test_abort_ends_the_generator_with_the_output_so_far() -> None:
-    async with tale(**STREAMING) as engine:
+def test_abort_ends_the_generator_with_the_output_so_far(shared: Shared) -> None:
+    async def on(engine: AsyncLLM) -> None:
         seen = []
         async for output in engine.generate(PROMPT, ENDLESS, "r"):
             seen.append(output)
@@ -236,13 +256,15 @@ async def test_abort_ends_the_generator_with_the_output_so_far() -> None:
         assert 0 < len(seen[-1].outputs[0].token_ids) < 100_000
         await idle(engine)
 
+    shared(on)
 
-@run_async
-async def test_abort_before_the_engine_has_accepted() -> None:
+
+def test_abort_before_the_engine_has_accepted(shared: Shared) -> None:
     params = replace(
         ENDLESS, grammar=Grammar("regex", "[a-z]{100,200}")
     )  # compiled before the request is accepted
-    async with tale(**STREAMING) as engine:
+
+    async def on(engine: AsyncLLM) -> None:
         starting = asyncio.ensure_future(last(engine.generate(PROMPT, params, "r")))
         await asyncio.sleep(0.1)
         await engine.abort("r")
@@ -251,10 +273,11 @@ async def test_abort_before_the_engine_has_accepted() -> None:
         await idle(engine)
         assert (await last(engine.generate(PROMPT, params, "r"))).outputs[0].text.isalpha()
 
+    shared(on)
 
-@run_async
-async def test_errors_have_their_types_and_affect_no_other_request() -> None:
-    async with tale(**STREAMING) as engine:
+
+def test_errors_have_their_types_and_affect_no_other_request(shared: Shared) -> None:
+    async def on(engine: AsyncLLM) -> None:
         running = asyncio.ensure_future(last(engine.generate(PROMPT, GREEDY)))
         with pytest.raises(PromptTooLong):
             await last(engine.generate([5] * 300_000, GREEDY))
@@ -273,6 +296,8 @@ async def test_errors_have_their_types_and_affect_no_other_request() -> None:
             assert not (await anext(outputs)).finished
         assert len((await running).outputs[0].token_ids) == 12
         await idle(engine)
+
+    shared(on)
 
 
 @run_async
@@ -293,9 +318,8 @@ NO_PROMPTS: list[object] = [
 ]  # fmt: skip
 
 
-@run_async
-async def test_a_prompt_that_is_none_is_refused_and_the_process_goes_on() -> None:
-    async with tale() as engine:
+def test_a_prompt_that_is_none_is_refused_and_the_process_goes_on(shared: Shared) -> None:
+    async def on(engine: AsyncLLM) -> None:
         before = children()
         for prompt in NO_PROMPTS:
             with pytest.raises(InvalidParams, match="prompt"):
@@ -305,6 +329,8 @@ async def test_a_prompt_that_is_none_is_refused_and_the_process_goes_on() -> Non
         for ids in ([5, 6], (5, 6), range(5, 7), np.array([5, 6]), [np.int64(5), 6]):
             assert (await last(engine.generate(ids, GREEDY))).prompt_token_ids == tuple(ids)
         assert children() == before and engine.client.restarts == 0
+
+    shared(on)
 
 
 def test_llm_refuses_the_same_prompts(llm: LLM) -> None:
@@ -316,10 +342,8 @@ def test_llm_refuses_the_same_prompts(llm: LLM) -> None:
             llm.generate(prompts, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
 
 
-@run_async
-async def test_wrong_options_of_embeddings_and_aborts_are_refused() -> None:
-    llm = LLM("tale", show_progress=False, **OPTIONS)
-    async with tale() as engine:
+def test_wrong_options_of_embeddings_and_aborts_are_refused(shared: Shared, llm: LLM) -> None:
+    async def on(engine: AsyncLLM) -> None:
         for name, value in (
             ("dimensions", 1.5), ("dimensions", "x"), ("dimensions", True), ("dimensions", 10**5000),
             ("normalize", "no"), ("normalize", 1), ("normalize", None), ("pooling", 5),
@@ -341,9 +365,10 @@ async def test_wrong_options_of_embeddings_and_aborts_are_refused() -> None:
         for ids in ([], (), {"nobody's"}, "nobody's"):
             await engine.abort(ids)
 
+    shared(on)
 
-@run_async
-async def test_an_id_may_be_used_again_after_an_abort_or_a_cancellation() -> None:
+
+def test_an_id_may_be_used_again_after_an_abort_or_a_cancellation(shared: Shared) -> None:
     async def aborted(engine: AsyncLLM) -> None:
         task = asyncio.ensure_future(last(engine.generate(PROMPT, ENDLESS, "r")))
         while not (await engine.stats()).running:
@@ -358,12 +383,14 @@ async def test_an_id_may_be_used_again_after_an_abort_or_a_cancellation() -> Non
         task.cancel()
         await asyncio.wait([task])
 
-    async with tale(**STREAMING) as engine:
+    async def on(engine: AsyncLLM) -> None:
         expected = exact(await last(engine.generate(PROMPT, GREEDY)))
         for leave in (aborted, cancelled) * 5:
             await leave(engine)
             assert exact(await last(engine.generate(PROMPT, GREEDY, "r"))) == expected, leave.__name__
         await idle(engine)
+
+    shared(on)
 
 
 DROPPED = """
@@ -516,7 +543,7 @@ async def test_an_engine_that_dies_is_started_again() -> None:
         streams = [engine.generate(PROMPT, ENDLESS) for _ in range(3)]
         for stream in streams:
             await anext(stream)
-        (pid,) = (int(child) for child in children())
+        pid = engine.client.pid
         os.kill(pid, signal.SIGKILL)
         for stream in streams:
             with pytest.raises(EngineDead, match="SIGKILL"):
@@ -577,7 +604,7 @@ async def test_metrics_are_those_of_the_server_and_survive_a_restart() -> None:
         assert first["headrace:num_requests_running"].value == 0
         exposed = {metric.exposed for metric in METRICS}
         assert set(first) <= exposed
-        (pid,) = (int(child) for child in children())
+        pid = engine.client.pid
         os.kill(pid, signal.SIGKILL)
         while engine.client.restarts == 0 or engine.state is not EngineState.READY:
             await asyncio.sleep(0.05)

@@ -239,7 +239,9 @@ def combinations(
     ]
 
 
-@pytest.mark.parametrize(("kind", "case"), combinations(CASES))
+@pytest.mark.parametrize(
+    ("kind", "case"), combinations(CASES, SAMPLED | {"window": "everything", "hybrid": "everything"})
+)
 def test_no_token_differs(
     kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:
@@ -251,7 +253,10 @@ def test_no_token_differs(
     assert seen.tokens == expected(kind)
 
 
-@pytest.mark.parametrize(("kind", "room"), combinations(["roomy", "preempting"]))
+@pytest.mark.parametrize(
+    ("kind", "room"),
+    combinations(["roomy", "preempting"], SAMPLED | {"window": "roomy", "hybrid": "preempting"}),
+)
 def test_several_completions_share_their_prompt(
     kind: str, room: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:
@@ -319,7 +324,9 @@ def assert_same(kind: str, seen: Run, expected: Run, without: Sequence[str] = ()
 
 @pytest.mark.parametrize(
     ("kind", "case"),
-    combinations(SHARED, {TORCH: "", "full latents": "and preempted", "sinks": "and preempted"}),
+    combinations(
+        SHARED, {TORCH: "", **{kind: "and preempted" for kind in MODELS if kind not in ("full", TORCH)}}
+    ),
 )
 def test_equal_prompts_that_arrive_together_share_them(
     kind: str, case: str, tiny_models: Mapping[str, str], alike_alone: Callable[[str, object], Run]

@@ -16,6 +16,8 @@ from headrace.errors import ConfigError
 from headrace.models.source import resolve_model
 from tests import needs
 
+transformers = needs.lazily("transformers")
+
 TEXTS = read_documents(HELD_OUT)[:3]
 
 
@@ -32,7 +34,6 @@ def loss_of(transformers_model: torch.nn.Module, ids: list[int]) -> float:
 
 @pytest.mark.long
 def test_the_loss_equals_transformers(tale: LLM) -> None:
-    transformers = needs.package("transformers")
     folder = resolve_model("tale").path
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     encoded = [tale.tokenizer.encode(text) for text in TEXTS]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -131,12 +130,3 @@ def open_decoder() -> Callable[..., Decoder]:
         return Decoder(lower(spec, weight_names(spec), narrow=False), weights, ops, "cpu")
 
     return load
-
-
-@pytest.fixture(autouse=True)
-def _few_threads() -> Any:
-    """Tests share a small machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -16,7 +16,7 @@ from tests import needs
 
 transformers = needs.lazily("transformers")
 
-STEPS = 200
+STEPS = 60
 
 
 @pytest.mark.parametrize("name", BUNDLED)

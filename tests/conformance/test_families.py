@@ -22,6 +22,8 @@ transformers = needs.lazily("transformers")
 
 VOCAB = 131
 LENGTH = 90
+CHUNKS = ((0, 23), (23, 31), (31, 60), (60, 82))
+"""Of a prompt, before eight steps of one token."""
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -562,8 +564,8 @@ def test_logits_match(name: str, force: str, tmp_path: Path, open_decoder: Open,
     assert distance(whole, theirs) < 1e-4
 
     run = paged_run(decoder, seed=5)
-    parts = [run.step({0: tokens[:23]})[0], run.step({0: tokens[23:31]})[0], run.step({0: tokens[31:60]})[0]]
-    parts += [run.step({0: [token]})[0] for token in tokens[60:]]
+    parts = [run.step({0: tokens[at:end]})[0] for at, end in CHUNKS]
+    parts += [run.step({0: [token]})[0] for token in tokens[CHUNKS[-1][1] :]]
     assert distance(torch.cat(parts), theirs) < 1e-4
     if all(layout.window is not None for layout in decoder.program.kv):
         assert run.total_dropped > 0

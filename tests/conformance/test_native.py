@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests import needs
-from tests.instruction_sets import SETS
+from tests.instruction_sets import IN_TURN, SETS
 
 _native = needs.native()
 
@@ -32,6 +32,7 @@ from headrace.runner.tape import TapeLimits  # noqa: E402
 from headrace.runner.torch_decoder import Decoder  # noqa: E402
 from tests.conformance.test_families import (  # noqa: E402
     CASES,
+    CHUNKS,
     Case,
     bfloat16_cases,
     check_bfloat16,
@@ -87,19 +88,16 @@ def distance(ours: NDArray[np.float32], theirs: torch.Tensor) -> float:
     return float(np.abs(ours - theirs.numpy()).max())
 
 
+@pytest.mark.parametrize("sets", IN_TURN)
 @pytest.mark.parametrize("name", CASES)
-def test_logits_match(name: str, tmp_path: Path) -> None:
+def test_logits_match(name: str, sets: list[str], tmp_path: Path) -> None:
     case, tokens = widened(CASES[name]), prompt()
     theirs = expected_logits(case.build(tmp_path), tokens)
-    for kernels in SETS:
+    for kernels in sets:
         assert distance(open_run(tmp_path, kernels).step({0: tokens})[0], theirs) < 1e-4
         run = open_run(tmp_path, kernels)
-        parts = [
-            run.step({0: tokens[:23]})[0],
-            run.step({0: tokens[23:31]})[0],
-            run.step({0: tokens[31:60]})[0],
-        ]
-        parts += [run.step({0: [token]})[0] for token in tokens[60:]]
+        parts = [run.step({0: tokens[at:end]})[0] for at, end in CHUNKS]
+        parts += [run.step({0: [token]})[0] for token in tokens[CHUNKS[-1][1] :]]
         assert distance(np.concatenate(parts), theirs) < 1e-4
         if all(group.window is not None and group.window < 40 for group in run.groups):
             assert run.total_dropped > 0
@@ -118,11 +116,12 @@ def test_mixed_batch_matches_each_sequence_alone(name: str, tmp_path: Path) -> N
         assert distance(logits, theirs[s][-len(logits) :]) < 1e-4
 
 
+@pytest.mark.parametrize("sets", IN_TURN)
 @pytest.mark.parametrize("name", bfloat16_cases())
-def test_bfloat16_run(name: str, tmp_path: Path) -> None:
+def test_bfloat16_run(name: str, sets: list[str], tmp_path: Path) -> None:
     model = narrow(widened(CASES[name])).build(tmp_path, dtype=torch.bfloat16)
     theirs = expected_logits(model, prompt())
-    for kernels in SETS:
+    for kernels in sets:
         ours = open_run(tmp_path, kernels, "bfloat16").step({0: prompt()})[0]
         check_bfloat16(torch.from_numpy(ours), theirs, has_experts(tmp_path))
 
@@ -143,14 +142,17 @@ def test_bundled_model_says_what_transformers_says(name: str) -> None:
     assert tokens[start:] == theirs[start - 1 : -1].argmax(-1).tolist()
 
 
-def test_attention_sinks_equal_the_published_scheme(open_decoder: Callable[..., Decoder]) -> None:
+@pytest.mark.parametrize("sets", IN_TURN)
+def test_attention_sinks_equal_the_published_scheme(
+    sets: list[str], open_decoder: Callable[..., Decoder]
+) -> None:
     def change(spec: ModelSpec) -> ModelSpec:
         return with_streaming(spec, SINKS, WINDOW)
 
     tokens = torch.randint(6, 2048, (130,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.inference_mode():
         want = published(open_decoder("tale", force="reference", change=change), tokens)
-    for kernels in SETS:
+    for kernels in sets:
         run = open_run("tale", kernels, change=change)
         got: list[Any] = [run.step({0: tokens[:50]})[0], run.step({0: tokens[50:61]})[0]]
         got += [run.step({0: [token]})[0] for token in tokens[61:]]

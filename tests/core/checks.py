@@ -25,11 +25,12 @@ def check_pools(kv: KVManager, requests: Iterable[Request]) -> None:
     requests = list(requests)
     for group, pool in enumerate(kv.pools):
         named = Counter(block for request in requests for block in request.tables[group].held)
-        counted = {b: pool.references(b) for b in range(pool.num_blocks) if pool.references(b)}
+        references = pool._references  # read often: this is most of the time of a random run
+        counted = {block: count for block, count in enumerate(references) if count}
         if counted != dict(named):
             raise Broken(f"reference counts of group {group}: {counted}, but tables name {dict(named)}")
         free = pool.free_order()
-        if sorted(free) != [b for b in range(pool.num_blocks) if not pool.references(b)]:
+        if sorted(free) != [block for block, count in enumerate(references) if not count]:
             raise Broken(f"free list of group {group}: {free} with references {counted}")
         if pool.num_free != len(free) or len(free) + len(counted) != pool.num_blocks:
             raise Broken(f"free list of group {group}: {len(free)} blocks, {pool.num_free} counted")
@@ -56,12 +57,16 @@ def check_cache(kv: KVManager, content_of: Callable[[bytes, int, int], bool]) ->
         for block, node in nodes.items():
             if node.blocks[group] != block or cache._nodes.get(node.key) is not node:
                 raise Broken(f"cache index: block {block} of group {group} points at a stale node")
-            if (group, block) not in kv.step._writer and not content_of(node.key, group, block):
+            if not content_of(node.key, group, block) and (group, block) not in kv.step._writer:
                 raise Broken(f"cache content: block {block} of group {group} holds something else")
     for node in cache._nodes.values():
-        held = [(g, b) for g, b in enumerate(node.blocks) if b is not None]
-        if not held or any(cache._node_of_block[g].get(b) is not node for g, b in held):
-            raise Broken(f"cache index: a node without its blocks {held}")
+        held = [
+            nodes.get(block) is node
+            for nodes, block in zip(cache._node_of_block, node.blocks, strict=True)
+            if block is not None
+        ]
+        if not held or not all(held):
+            raise Broken(f"cache index: a node without its blocks {node.blocks}")
     children = {node.key for siblings in cache._children.values() for node in siblings}
     first = sum(sum(salts.values()) for salts in cache._first_blocks.values())
     if children != set(cache._nodes) or first != sum(node.first for node in cache._nodes.values()):

@@ -289,7 +289,8 @@ class Driver:
         store = self.executor.store[group]
         if self.setup.groups[group].is_state:
             return store.get((block, 0)) == self._contents[key][-1]
-        return all(store.get((block, at)) == cell for at, cell in enumerate(self._contents[key]))
+        cells = self._contents[key]
+        return [store.get((block, at)) for at in range(len(cells))] == cells
 
     def _expiring(self) -> list[tuple[Track, str]]:
         """Completions that must expire at the next plan, from their arrival and the executed steps."""

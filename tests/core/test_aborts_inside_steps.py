@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+import pytest
+
 from headrace.core.engine import Engine
 from headrace.core.params import SamplingParams
 from headrace.core.policy import Order, SchedulerConfig
@@ -19,7 +21,6 @@ CORE = "/headrace/core/"
 VOCAB = 7
 GROUP = KVGroupSpec("full", num_blocks=12, block_size=2)  # too few for all: preemptions happen
 STAYING, LEAVING = ("a", "b", "c"), ("x", "y", "z")
-ROUNDS = 45
 
 
 def requests() -> list[NewRequest]:
@@ -76,14 +77,15 @@ class Run:
         }
 
 
-def test_aborts_at_random_lines() -> None:
+@pytest.mark.parametrize("rounds", [21, pytest.param(90, marks=pytest.mark.long)])
+def test_aborts_at_random_lines(rounds: int) -> None:
     """Those who stay get the tokens of a quiet run, nothing leaks, and every completion ends exactly once."""
     rng = Random(22)
     expected: dict[Order, tuple[dict[tuple[str, int], list[int]], int]] = {}
     where: list[str] = []
     reasons: set[FinishReason | None] = set()
     preemptions = 0
-    for number in range(ROUNDS):
+    for number in range(rounds):
         order = tuple(Order)[number % len(Order)]
         if number < len(Order):
             quiet = Run(rng, order)

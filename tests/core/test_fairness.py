@@ -20,7 +20,7 @@ def shares(
 
     Users submit in the order given, all at once, requests of different lengths.
     """
-    engine = driver(full(512), order=order, max_num_seqs=4, max_num_batched_tokens=24)
+    engine = driver(full(64), order=order, max_num_seqs=4, max_num_batched_tokens=24)
     lengths = {user: 4 + 7 * index for index, user in enumerate(weights)}
     for user, count in requests.items():
         for number in range(count):
@@ -79,7 +79,7 @@ def test_priorities_reorder_only_requests_of_the_same_user() -> None:
     assert order == ["ann2", "bob3", "ann0", "ann1"]
 
 
-def steps_until_served(length: int, seqs: int = 4, blocks: int = 512) -> int:
+def steps_until_served(length: int, seqs: int = 4, blocks: int = 256) -> int:
     """Steps that a newcomer waits for its first token while another user's long requests hold every place."""
     engine = driver(
         full(blocks), order=Order.FAIR, max_num_seqs=seqs, max_num_batched_tokens=8, max_model_len=600
@@ -116,7 +116,7 @@ def test_without_fair_preemption_a_new_user_waits_for_an_end(monkeypatch: pytest
 def test_fair_preemption_is_rare() -> None:
     """Two users with long requests for the same places: what is computed twice stays the smaller part."""
     engine = driver(
-        full(512),
+        full(128),
         caching=False,
         order=Order.FAIR,
         max_num_seqs=4,

@@ -241,8 +241,15 @@ def test_an_admission_leaves_a_spare_block_for_each_running_sequence() -> None:
     assert engine.events["preemptions"] == 0
 
 
-@pytest.mark.parametrize("group", [window(9), sinks(5, 9)])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize(
+    ("chunk", "group"),
+    [
+        (7, sinks(5, 9)), (64, window(9)),
+        *(pytest.param(chunk, group, marks=pytest.mark.long) for chunk, group in (
+            (1, window(9)), (1, sinks(5, 9)), (7, window(9)), (64, sinks(5, 9)),
+        )),
+    ],
+)  # fmt: skip
 def test_a_stream_far_beyond_the_models_length_holds_bounded_memory(group, chunk) -> None:  # type: ignore[no-untyped-def]
     engine = driver(group, max_model_len=None, max_num_batched_tokens=chunk)
     assert engine.engine.scheduler.limit is None

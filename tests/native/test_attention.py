@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests import needs
-from tests.instruction_sets import SETS, parameters
+from tests.instruction_sets import BEST, SETS, parameters, with_kinds
 
 _native = needs.native()
 
@@ -60,14 +60,17 @@ def shapes() -> list[Shape]:
 
 
 def with_step(every: int) -> list[object]:
-    """Parameters: a set, and the step through the shapes. In the usual run the slow portable set takes some of them."""
-    steps = [(name, every if name == "portable" else 1) for name in SETS]
-    marked = [*zip(parameters(), steps, strict=True)]
-    found: list[object] = [
-        pytest.param(*step, marks=one.marks, id=f"{step[0]}-every{step[1]}") for one, step in marked
-    ]
-    if "portable" in SETS:
-        found.append(pytest.param("portable", 1, marks=pytest.mark.long, id="portable-every1"))
+    """Parameters: a set, a kind, and the step through the shapes. In the usual run the slow portable set takes one kind
+    and some of the shapes."""
+    found: list[object] = []
+    for name in SETS:
+        for kind in KINDS:
+            step = every if name == "portable" else 1
+            usual = name == BEST or (name == "portable" and kind == [*KINDS][-1])
+            marks = () if usual else pytest.mark.long
+            found.append(pytest.param(name, kind, step, marks=marks, id=f"{name}-every{step}-{kind}"))
+            if step > 1:
+                found.append(pytest.param(name, kind, 1, marks=pytest.mark.long, id=f"{name}-every1-{kind}"))
     return found
 
 
@@ -75,8 +78,7 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "step"), with_step(4))
+@pytest.mark.parametrize(("name", "kind", "step"), with_step(4))
 def test_matches_the_reference(name: str, step: int, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in shapes()[::step]:
@@ -134,8 +136,7 @@ def invariant_shapes() -> list[Shape]:
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "step"), with_step(8))
+@pytest.mark.parametrize(("name", "kind", "step"), with_step(8))
 def test_batch_and_threads_change_no_bit(
     name: str, step: int, kind: str, teams: dict[int, _native.Team]
 ) -> None:
@@ -151,8 +152,7 @@ def test_batch_and_threads_change_no_bit(
                 assert torch.equal(alone, together[problem.rows(s)]), (s, size, shape)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", parameters())
+@with_kinds(KINDS)
 def test_chunks_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for mask in MASKS.values():
@@ -164,8 +164,7 @@ def test_chunks_change_no_bit(name: str, kind: str, teams: dict[int, _native.Tea
             assert torch.equal(chunk, whole[first:last]), (first, last, mask)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", parameters())
+@with_kinds(KINDS)
 def test_hidden_values_change_no_bit(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in invariant_shapes():
@@ -197,8 +196,7 @@ def test_a_split_in_waves_changes_no_bit(teams: dict[int, _native.Team]) -> None
         assert torch.equal(problem.solve(kernels, teams[size], "bf16"), whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", parameters())
+@with_kinds(KINDS)
 def test_spans_with_another_origin_are_noticed(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     """What the tests above would see of a kernel that counted spans from the window's start, not from position 0.
 

@@ -22,7 +22,7 @@ from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import FinishReason, NewRequest
 from tests import needs
-from tests.instruction_sets import SETS, parameters
+from tests.instruction_sets import SETS, parameters, with_kinds
 
 _native = needs.native()
 
@@ -45,7 +45,6 @@ FORMATS = (
 )
 
 sets = pytest.mark.parametrize("name", parameters())
-kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +109,7 @@ def test_a_broken_request_fails_alone(name: str, kv: str, broken_model: str) -> 
         assert serve(parts, *good) == expected
 
 
-@sets
-@kinds
+@with_kinds(KINDS)
 def test_hidden_memory_may_hold_any_value(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in SHAPES:
@@ -123,8 +121,7 @@ def test_hidden_memory_may_hold_any_value(name: str, kind: str, teams: dict[int,
             assert torch.equal(found, expected), (poison, shape)
 
 
-@sets
-@kinds
+@with_kinds(KINDS)
 @pytest.mark.parametrize("side", ["key", "value"])
 def test_only_rows_that_see_a_position_depend_on_it(
     side: str, name: str, kind: str, teams: dict[int, _native.Team]
@@ -157,8 +154,7 @@ def test_only_rows_that_see_a_position_depend_on_it(
                 assert not found[seen].isfinite().all(1).any(), (poison, shape)
 
 
-@sets
-@kinds
+@with_kinds(KINDS)
 def test_a_query_that_is_not_a_number_gives_nan(name: str, kind: str, teams: dict[int, _native.Team]) -> None:
     kernels = _native.Kernels(name)
     for shape in (

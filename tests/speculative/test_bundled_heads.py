@@ -62,6 +62,7 @@ def test_medusa(
         assert len(right) > 300 and np.mean(right) > heads.accuracy[i][0] - 0.1
 
 
+@pytest.mark.long
 def test_eagle(
     tale: LLM, stories: list[tuple[NDArray[np.int64], NDArray[np.float32]]], head: NDArray[np.float32]
 ) -> None:

@@ -47,7 +47,7 @@ SOME = [
     "ct-fp8-channel",
     "bnb-nf4-nested",
 ]
-"""Methods that every family is tested with; the others are tested with one."""
+"""Methods that every family is tested with; the others are tested with one, and as layouts in the usual run."""
 USUAL = ("gptq-4-act-order", "awq-gemm", "bnb-nf4-nested")
 """Those of all families in the usual run: a row of codes is read and packed alike in each."""
 
@@ -82,7 +82,10 @@ def error(ours: NDArray[np.float32], theirs: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        *((FOUR[0], method) for method in CASES),
+        *(
+            pytest.param(FOUR[0], method, marks=() if method in SOME else pytest.mark.long)
+            for method in CASES
+        ),
         *(
             pytest.param(name, method, marks=() if method in USUAL else pytest.mark.long)
             for name in FOUR[1:]

@@ -183,7 +183,15 @@ def skip_the_check(app: FastAPI, patch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    "plant", [leave_a_path_open, open_a_folder, route_under_the_page, accept_any_scheme, skip_the_check]
+    "plant",
+    [
+        leave_a_path_open,
+        accept_any_scheme,
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in (open_a_folder, route_under_the_page, skip_the_check)
+        ),
+    ],
 )
 def test_an_unprotected_route_is_found(
     plant: Any, server: TinyServer, monkeypatch: pytest.MonkeyPatch

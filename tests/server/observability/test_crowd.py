@@ -112,6 +112,7 @@ def test_many_clients_that_stay(server: TinyServer) -> None:
     assert seen.histogram("e2e_request_latency_seconds")[0] == crowd.statuses["200"]
 
 
+@pytest.mark.long
 def test_many_clients_of_which_some_disconnect(server: TinyServer) -> None:
     before = quiet(server)
     crowd = Crowd(server, leaving=True)

@@ -215,7 +215,7 @@ def test_a_planted_double_count_is_noticed(tiny: TinyServer, monkeypatch: pytest
     assert counted() == (18, 9)
 
 
-@pytest.mark.parametrize("openmetrics", [False, True])
+@pytest.mark.parametrize("openmetrics", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_scrape_during_load_can_be_parsed(tiny: TinyServer, openmetrics: bool) -> None:
     def load() -> None:
         for number in range(6):

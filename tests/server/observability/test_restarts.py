@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.server.observability.scrape import Scrape
 from tests.server.observability.test_logs import served
@@ -32,6 +33,7 @@ def fell(before: Scrape, now: Scrape) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_counters_survive_the_engine() -> None:
     process, url = served(subprocess.DEVNULL)
     with httpx.Client(base_url=url, timeout=60) as http:

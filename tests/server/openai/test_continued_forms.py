@@ -19,7 +19,7 @@ PET = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "schema": PET}}
 
 
-@pytest.fixture(scope="module", params=["deepseek_r1", "qwen3"])
+@pytest.fixture(scope="module", params=[pytest.param("deepseek_r1", marks=pytest.mark.long), "qwen3"])
 def reasons(request: pytest.FixtureRequest) -> Iterator[TinyServer]:
     """The bundled model, which is said to reason."""
     server = served(reasoning_parser=request.param)

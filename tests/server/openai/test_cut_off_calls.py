@@ -73,9 +73,11 @@ def streamed_text(path: str, lines: Iterator[str]) -> str:
 @pytest.fixture(
     scope="module",
     params=[
-        "hermes",
         "special",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("pythonic", "mistral", "llama3_json")),
+        *(
+            pytest.param(kind, marks=pytest.mark.long)
+            for kind in ("hermes", "pythonic", "mistral", "llama3_json")
+        ),
     ],
 )
 def caller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyServer]:
@@ -89,7 +91,7 @@ def caller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     server.close()
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_the_beginning_of_a_forced_call_is_no_content(caller: TinyServer, path: str, step: int) -> None:
     with httpx.Client(base_url=caller.url, timeout=60) as http:

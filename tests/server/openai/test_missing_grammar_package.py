@@ -35,6 +35,7 @@ def chat(server: ServeProcess, **body: Any) -> httpx.Response:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "body",
     [
@@ -58,6 +59,7 @@ def test_what_needs_a_grammar_is_501(bare: ServeProcess, body: dict[str, Any]) -
     )
 
 
+@pytest.mark.long
 def test_everything_else_works_and_the_start_names_the_missing_package(bare: ServeProcess) -> None:
     assert chat(bare).status_code == 200
     assert chat(bare, tools=[TOOL]).status_code == 200

@@ -128,10 +128,7 @@ PLANTS = [
 
 @pytest.mark.parametrize(
     ("plant", "audit", "sentence"),
-    [
-        pytest.param(*plant, id=plant[2], marks=() if plant is PLANTS[0] else pytest.mark.long)
-        for plant in PLANTS
-    ],
+    [pytest.param(*plant, id=plant[2], marks=pytest.mark.long) for plant in PLANTS],
 )
 def test_the_audit_notices_a_planted_fault(
     slow: TinyServer, visit: Open, plant: str, audit: str, sentence: str
@@ -170,6 +167,7 @@ def walk(one: Visit) -> list[dict[str, object]]:
     return stops
 
 
+@pytest.mark.long
 def test_everything_is_reached_by_keyboard_and_marked(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url)
     one.set(max_tokens=4)

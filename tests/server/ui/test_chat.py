@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core.snapshot_data import lane_name
 from headrace.server.access.keys import Caller
-from tests.server.conftest import TinyServer, serve
+from tests.server.conftest import TinyServer
 from tests.server.keyring import keyed, secret
 from tests.server.ui.visit import Visit
 
@@ -48,10 +48,10 @@ def test_escape_stops_too(slow: TinyServer, visit: Open) -> None:
 
 def test_figures_under_an_answer(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
-    one.set(max_tokens=40)
+    one.set(max_tokens=12)
     one.say("Count for me, please, and tell me how it went when you have come to the end of it")
     one.wait(lambda: one.figures)
-    assert "40 tokens, the most allowed" in one.figures
+    assert "12 tokens, the most allowed" in one.figures
     assert "s to first token" in one.figures
     assert int(one.figures.split(" tok/s")[0].split()[-1]) > 0
     assert " prompt tokens cached" in one.figures
@@ -89,6 +89,7 @@ def test_a_suggestion_is_sent(slow: TinyServer, visit: Open) -> None:
     one.page.keyboard.press("Escape")
 
 
+@pytest.mark.long
 def test_settings_are_sent_and_kept(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.set(max_tokens=3, temperature=0.25, top_p=0.9, seed=11, system="Be brief.")
@@ -178,10 +179,7 @@ def test_hostile_text_stays_text(slow: TinyServer, visit: Open) -> None:
     assert "onerror" in text and "<script>" in text
     assert one.page.evaluate("window.broken") is None
 
-
-def test_the_browser_itself_refuses_markup_from_text(slow: TinyServer, visit: Open) -> None:
-    """The second lock: were a script to try, the policy would stop it."""
-    one = visit(slow.url, calm=True)
+    # The second lock: were a script to try, the policy would stop it.
     with pytest.raises(Exception, match="TrustedHTML"):
         one.page.evaluate("document.body.innerHTML = '<b>x</b>'")
     one.forgive("TrustedHTML")
@@ -264,15 +262,16 @@ def test_a_dead_engine_and_a_dead_server(doomed: TinyServer, visit: Open) -> Non
 
 
 def test_the_page_asks_for_a_key(visit: Open) -> None:
-    served = serve("tale", "--port", "0", "--num-threads", "1", "--api-key", "a-key-of-mine")
+    server = TinyServer(traffic=keyed(Caller("boss", admin=True)), step_s=0.01)
     try:
-        one = visit(served.url, calm=True)
+        one = visit(server.url, calm=True)
+        one.set(max_tokens=4)
         one.wait(lambda: one.state == "needs a key")
         one.say("Hello")
         one.wait(lambda: one.page.is_visible(".trouble"))
         assert "asks for a key" in one.page.inner_text(".trouble")
         one.page.click("text=Enter a key")
-        one.page.keyboard.type("a-key-of-mine")
+        one.page.keyboard.type(secret("boss"))
         one.page.keyboard.press("Escape")
         one.wait(lambda: one.state == "ready")
         one.page.click("text=Try again")
@@ -280,8 +279,7 @@ def test_the_page_asks_for_a_key(visit: Open) -> None:
         assert one.answer and not one.page.is_visible(".trouble")
         one.forgive("401 (Unauthorized)")
     finally:
-        served.process.terminate()
-        served.process.wait(30)
+        server.close()
 
 
 @pytest.mark.long
@@ -462,6 +460,7 @@ def test_the_page_knows_its_own_lane(slow: TinyServer, visit: Open) -> None:
     assert names == [lane_name(f"{answer}-0") for answer in ids]
 
 
+@pytest.mark.long
 def test_the_guard_sees_what_a_page_does_wrong(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.page.evaluate("console.error('planted')")

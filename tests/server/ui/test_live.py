@@ -223,6 +223,7 @@ def test_a_hung_engine_is_shown_until_it_recovers(
     assert any("lanes" in tick for tick, _ in zip(feed, range(20), strict=False))
 
 
+@pytest.mark.long
 def test_an_open_page_does_not_delay_the_shutdown() -> None:
     """A stream without an end of its own is ended when the server is asked to go, not when its drain time is over."""
     served = serve("tale", "--port", "0", "--num-threads", "1", "--shutdown-timeout", "600")

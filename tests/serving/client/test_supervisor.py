@@ -198,6 +198,7 @@ async def test_a_large_step_that_never_ends_is_found_by_the_pace_of_those_before
         await serves(supervisor)
 
 
+@pytest.mark.long
 @run_async
 async def test_without_a_watchdog_a_hang_is_not_noticed() -> None:
     """The proof that the tests above measure the watchdog."""

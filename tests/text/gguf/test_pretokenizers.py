@@ -16,6 +16,8 @@ from headrace.text.gguf.pretokenizers import PRE_TOKENIZERS
 from tests import needs
 from tests.gguf_vocabularies import across_words, metadata_of, texts
 
+transformers = needs.lazily("transformers")
+
 SENTENCE = "It's I'LL 12345  x=1;\n\n  Füße über\tHTTPServer 从前1"
 
 PIECES = {
@@ -71,10 +73,11 @@ def across() -> Backend:
     return across_words()
 
 
+@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [name for name, pre in PRE_TOKENIZERS.items() if pre.byte_level])
-def test_texts_survive_every_pre_tokenizer(name: str, across: Backend) -> None:
+def test_texts_survive_every_pre_tokenizer(name: str, count: int, across: Backend) -> None:
     tokenizer = tokenizer_from_metadata(metadata_of(across.to_str(), name))
-    for text in texts(60, seed=1):
+    for text in texts(count, seed=1):
         expected = unicodedata.normalize("NFC", text) if PRE_TOKENIZERS[name].nfc else text
         assert tokenizer.decode(tokenizer.encode(text)) == expected
 
@@ -92,7 +95,7 @@ def test_texts_survive_every_pre_tokenizer(name: str, across: Backend) -> None:
 def test_ids_are_those_of_transformers(name: str, other: str, across: Backend) -> None:
     model = json.loads(across.to_str())["model"]
     merges = [tuple(pair) for pair in model["merges"]]
-    theirs = getattr(needs.package("transformers"), other)(vocab=dict(model["vocab"]), merges=merges)
+    theirs = getattr(transformers, other)(vocab=dict(model["vocab"]), merges=merges)
     tokenizer = tokenizer_from_metadata(metadata_of(across.to_str(), name))
     decomposed = 0
     for text in texts(1500, seed=2):

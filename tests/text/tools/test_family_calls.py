@@ -239,7 +239,9 @@ def read_twice(name: str, text: str) -> None:
     assert parse(name, [text[at : at + 19] for at in range(0, len(text), 19)]) == whole
 
 
-@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.long if at % 3 else ()) for at, what in enumerate(HOSTILE)]
+)
 def test_the_work_for_hostile_text_is_linear(what: str) -> None:
     name, text = HOSTILE[what]
     assert growth(lambda many: read_twice(name, text(many))) < 5

@@ -196,13 +196,13 @@ BEGINNINGS = {"llama3_json": '{"name": "paint"', "pythonic": "[paint("}
 
 
 def ways() -> list[object]:
-    """All kinds of markers with each way to reason, once with several calls and once with one at most; half of them are
-    `long`."""
+    """All kinds of markers with each way to reason, once with several calls and once with one at most. The usual run
+    takes each kind and each way once."""
     kinds, reasons = ["special", "added", "spelled"], ["no", "may", "inside"]
     return [
         pytest.param(
             kind, reason, parallel, id=f"{kind}-{reason}-{'parallel' if parallel else 'single'}",
-            marks=() if parallel == ((row + column) % 2 == 0) else pytest.mark.long,
+            marks=() if row == column and parallel == (row % 2 == 0) else pytest.mark.long,
         )
         for row, kind in enumerate(kinds) for column, reason in enumerate(reasons) for parallel in (True, False)
     ]  # fmt: skip

@@ -239,7 +239,9 @@ def parser_of(what: str) -> Callable[[], object]:
     return lambda: TOOL_CALL_FORMATS[hostile(0)[what][0]].parser(TOOLS, ())
 
 
-@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.long if at % 3 else ()) for at, what in enumerate(HOSTILE)]
+)
 def test_the_work_for_hostile_text_is_linear(what: str) -> None:
     assert growth(lambda many: read_twice(parser_of(what), hostile(many)[what][1])) < 5
 
