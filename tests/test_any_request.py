@@ -209,10 +209,10 @@ def run_examples(machine: Machine, count: int) -> None:
 
 
 def test_what_is_accepted_can_be_run(machine: Machine) -> None:
-    run_examples(machine, 100)
+    run_examples(machine, 60)
     missing = [name for name in (*PARAMS, *REQUEST) if not machine.events[name]]
     assert not missing, f"never accepted with {missing}"
-    assert machine.events["accepted"] > 50 and machine.events["refused"] > 20
+    assert machine.events["accepted"] > 30 and machine.events["refused"] > 10
 
 
 @pytest.mark.long

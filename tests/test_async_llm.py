@@ -455,6 +455,7 @@ for drop in (in_the_loop, in_another_thread, with_the_last_task, after_the_loop)
 """
 
 
+@pytest.mark.long
 def test_an_engine_that_is_dropped_without_close_ends_its_process() -> None:
     """Inside the event loop, in another thread, with the loop's last task, and after the loop."""
     outcome = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=120)

@@ -101,9 +101,17 @@ def test_the_bits_of_a_quantised_checkpoint(tmp_path: Path, method: str, options
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"quantization": "int8"}, {"quantization": "q4_0"}, {"quantization": "a16"}], ids=str
+    "options",
+    [
+        {},
+        {"quantization": "q4_0"},
+        *(pytest.param({"quantization": other}, marks=pytest.mark.long) for other in ("int8", "a16")),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("tied", [False, True], ids=["two tables", "tied"])
+@pytest.mark.parametrize(
+    "tied", [pytest.param(False, marks=pytest.mark.long), True], ids=["two tables", "tied"]
+)
 def test_the_bits_of_a_gguf_file(tmp_path: Path, options: dict[str, Any], tied: bool) -> None:
     """Blocks of several types in one product, embeddings in blocks, and the same rounded again."""
     folder, source, target = TALE, tmp_path / "mixed.gguf", tmp_path / "packed"

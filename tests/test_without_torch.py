@@ -56,8 +56,14 @@ def test_torch_is_blocked(blocked: dict[str, str]):
     [
         (["generate", "Once upon a time", "--max-tokens", "4", "--temperature", "0.7", "--top-p", "0.9"], "4 tokens"),
         (["generate", "Once upon a time", "--max-tokens", "4", "--quantization", "int4"], "4 tokens"),
-        (["generate", "Once upon a time", "--max-tokens", "4", "--quantization", "int8-g64"], "4 tokens"),
-        (["bench", "latency", "--model", "shape:tiny", "--input-len", "8", "--output-len", "2"], "TTFT"),
+        pytest.param(
+            ["generate", "Once upon a time", "--max-tokens", "4", "--quantization", "int8-g64"], "4 tokens",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["bench", "latency", "--model", "shape:tiny", "--input-len", "8", "--output-len", "2"], "TTFT",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["generate", "int4", "int8", "bench"],
 )  # fmt: skip
@@ -94,7 +100,7 @@ def test_serve(blocked: dict[str, str]):
 @pytest.mark.parametrize(
     ("also", "options", "why"),
     [
-        ("", ["--dtype", "float16"], "float16"),
+        pytest.param("", ["--dtype", "float16"], "float16", marks=pytest.mark.long),
         ("", ["--ops-force", "reference"], "reference was asked for"),
         ("headrace._native", [], "native kernels not built"),
     ],

@@ -56,6 +56,7 @@ def churned(command: tuple[str, ...]) -> dict[str, Any]:
         tiny.close()
 
 
+@pytest.mark.long
 def test_churn_leaks_nothing() -> None:
     result = churned(ENGINE_COMMAND)
     assert result["wrong"] == []

@@ -39,12 +39,12 @@ def checked(printed: str) -> None:
 
 def test_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "headrace", "demo", "--requests", "24", "--num-threads", "1"],
+        [sys.executable, "-m", "headrace", "demo", "--requests", "12", "--num-threads", "1"],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"\[\d+ tokens, .*\]\n", done.stderr)  # how the story came, and no progress bar
-    assert "fox" in done.stdout and "24 chats after one system prompt" in done.stdout
+    assert "fox" in done.stdout and "12 chats after one system prompt" in done.stdout
     told = re.search(r"(\d+) tok/s instead of (\d+), ([\d.]+) x, the same story\.\n(\d+)% of", done.stdout)
     assert told is not None, done.stdout
     drafted, plain, ratio, right = map(float, told.groups())

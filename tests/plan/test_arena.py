@@ -52,7 +52,16 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model", "options"), VARIANTS, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        pytest.param(
+            *variant, marks=() if variant[1].get("ops_force", "avx2") == "avx2" else pytest.mark.long
+        )
+        for variant in VARIANTS
+    ],
+    ids=lambda value: str(value),
+)
 def test_the_ledger_is_what_is_allocated(model: str, options: dict[str, Any]) -> None:
     check(model, options)
 

@@ -213,6 +213,7 @@ def test_half_a_request_does_not_delay_the_end() -> None:
         assert server.process.wait(LONG_S) == 0
 
 
+@pytest.mark.long
 def test_the_deadline_of_a_shutdown() -> None:
     with served("--shutdown-timeout", "1") as server:
         (stuck,) = readers(server, 1)

@@ -175,6 +175,7 @@ def test_abort_frees_blocks_within_a_step(rounds: int) -> None:
         assert all(left[phase.value] >= rounds // 40 for phase in Phase), left
 
 
+@pytest.mark.long
 def test_a_leaked_block_is_noticed() -> None:
     with pytest.raises(AssertionError, match="free_blocks"):
         churn(LEAKY, 20)

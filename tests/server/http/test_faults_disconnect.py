@@ -128,6 +128,7 @@ def fails(check: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
 def test_a_leaked_block_is_noticed(phase: Phase) -> None:
     with server("leak") as tiny:

@@ -262,6 +262,7 @@ def test_a_full_pipe_blocks_no_request() -> None:
     os.close(reader)
 
 
+@pytest.mark.long
 def test_an_ordinary_handler_would_block() -> None:
     reader, fd = os.pipe()
     stream = os.fdopen(fd, "w")
@@ -287,6 +288,7 @@ def served(stderr: Any, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError("it did not start")
 
 
+@pytest.mark.long
 def test_a_server_whose_every_line_is_json(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         process, url = served(log, "--log-format", "json", "--log-level", "info")

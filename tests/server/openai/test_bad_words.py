@@ -33,7 +33,7 @@ def test_words_at_the_beginning_and_after_a_space(tokenizer: Tokenizer) -> None:
         NewRequest("a", (1,), SamplingParams(bad_words=("fox",)))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 1.0])
 def test_a_model_avoids_them(tale: ServeProcess, temperature: float) -> None:
     """Offline, alone and among others, and served."""
     llm = LLM("tale", num_threads=1, show_progress=False)

@@ -204,7 +204,7 @@ def test_a_grammar_without_meaning_is_refused_before_a_stream_begins(tale: Serve
     "fields",
     [
         {"guided_grammar": 'start: e\ne: e e e | e e | "a" | "a" "a" | ("a" e)+\n', "ignore_eos": True},
-        {"guided_choice": ["a"], "allowed_token_ids": [500]},
+        pytest.param({"guided_choice": ["a"], "allowed_token_ids": [500]}, marks=pytest.mark.long),
         {"allowed_token_ids": [500], "logit_bias": {}, "min_tokens": 3, "stop_token_ids": [500]},
     ],
 )

@@ -210,11 +210,14 @@ def test_the_asynchronous_client(echo: TinyServer) -> None:
     [
         (None, None, HERMES, None),
         ("hermes", "<tool_call>", HERMES, None),
-        ("mistral", "[TOOL_CALLS]", f'Let me see.[TOOL_CALLS] [{{"name": "weather", "arguments": {WEATHER}}}]', 9),
+        pytest.param(
+            "mistral", "[TOOL_CALLS]", f'Let me see.[TOOL_CALLS] [{{"name": "weather", "arguments": {WEATHER}}}]', 9,
+            marks=pytest.mark.long,
+        ),
         ("mistral", "[ARGS]", f"Let me see.[TOOL_CALLS]weather[ARGS]{WEATHER}", 9),
-        (
+        pytest.param(
             "llama3_json", "<|python_tag|>",
-            f'Let me see.<|python_tag|>{{"name": "weather", "parameters": {WEATHER}}}', None,
+            f'Let me see.<|python_tag|>{{"name": "weather", "parameters": {WEATHER}}}', None, marks=pytest.mark.long,
         ),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from tests.server.ui.visit import Visit
 
 Open = Callable[..., Visit]
 
-WIDTHS = [360, *(pytest.param(width, marks=pytest.mark.long) for width in (390, 768, 900, 1280, 1920, 2560))]
+WIDTHS = [pytest.param(width, marks=pytest.mark.long) for width in (360, 390, 768, 900, 1280, 1920, 2560)]
 
 
 def engine_view(one: Visit) -> None:

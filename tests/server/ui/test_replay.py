@@ -73,7 +73,7 @@ def test_a_simulation_is_replayed(slow: TinyServer, visit: Open, recorded: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("hello\nworld\n", "no file of"),
+        pytest.param("hello\nworld\n", "no file of", marks=pytest.mark.long),
         pytest.param('{"headrace_timeline": 2, "interval_s": 1}\n', "no file of", marks=pytest.mark.long),
         pytest.param(
             '{"headrace_timeline": 1, "interval_s": 1}\n', "nothing to replay", marks=pytest.mark.long

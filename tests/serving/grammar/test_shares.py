@@ -167,6 +167,7 @@ def test_a_flood_of_one_user_delays_another_by_one_grammar_at_most(
         assert before == [SMALL_FLOOD]
 
 
+@pytest.mark.long
 def test_a_whole_flood_is_answered_and_at_once_when_repeated() -> None:
     async def body(client: ProcessClient) -> None:
         await Flood(client, SMALL_FLOOD).end()
