@@ -46,6 +46,7 @@ def test_escape_stops_too(slow: TinyServer, visit: Open) -> None:
     assert "stopped" in one.figures
 
 
+@pytest.mark.long
 def test_figures_under_an_answer(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.set(max_tokens=12)
