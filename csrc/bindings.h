@@ -33,6 +33,7 @@ Embeddings embeddings_of(nanobind::handle table);
 
 void bind_attention(nanobind::module_& m);
 void bind_cpu_features(nanobind::module_& m);
+void bind_eviction_parts(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);

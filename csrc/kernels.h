@@ -303,6 +303,26 @@ struct AttentionArgs {
     void* scratch = nullptr;         // attention_scratch() bytes, 64-byte aligned
 };
 
+// What the softmax of some query rows of one sequence and KV head gives to each key, added to `sums`. Each of the rows of a token
+// sees the keys up to the token's place in the table. See csrc/isa/mass.h, and eviction.h for its use.
+constexpr int kMassRows = 4;         // rows that share a pass over the keys
+
+struct MassArgs {
+    const void* q = nullptr;         // [rows][D], f32 with an f32 cache, else bf16
+    int rows = 0;
+    int each = 1;                    // rows of a token
+    KVCache kv;                      // not a latent one, and not of i4
+    const std::int32_t* table = nullptr;  // blocks of the sequence
+    int head = 0;
+    std::int64_t first = 0;          // place of the first row's token
+    float scale = 1;
+    float soft_cap = 0;              // 0: none
+    const float* learned_sinks = nullptr;  // [each], or null
+    float* scores = nullptr;         // [kMassRows][stride]
+    std::size_t stride = 0;          // at least the places, and 16 more
+    float* sums = nullptr;           // [places]
+};
+
 // Fills a packed matrix from rows of a checkpoint, rounding to nearest where the format is smaller. Row r of the packed
 // matrix is read from sources[r] (`cols` values of `source_type`; null: a row of zeros); the caller interleaves gate and
 // up by ordering the pointers. The destination arrays of `out` are written through.
@@ -374,6 +394,7 @@ struct Kernels {
     void (*heads_linear)(const HeadsArgs&, Team&);
     void (*attention)(const AttentionArgs&, Team&);
     std::size_t (*attention_scratch)(const AttentionArgs& shape, int max_tokens, int max_seqs, int threads);
+    void (*attention_mass)(const MassArgs&);  // on the calling thread
     void (*pack)(const PackArgs&, Team&);
     void (*pack_codes)(const PackCodesArgs&, Team&);
     void (*ungroup)(const UngroupArgs&, Team&);

@@ -4,6 +4,7 @@
 NB_MODULE(_native, m) {
     headrace::bind_attention(m);
     headrace::bind_cpu_features(m);
+    headrace::bind_eviction_parts(m);
     headrace::bind_experts(m);
     headrace::bind_kernels(m);
     headrace::bind_roofline(m);

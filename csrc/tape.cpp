@@ -55,6 +55,7 @@ struct Player {
         a.scratch = scratch;
         kernels.attention(a, team);
     }
+    void operator()(EvictArgs& a) const { evict(a, kernels, team); }
     void operator()(UngroupArgs& a) const {
         a.rows = rows();
         kernels.ungroup(a, team);
@@ -101,6 +102,7 @@ Tape::Tape(const Kernels& kernels, Team& team, TapeSizes sizes) : kernels_(kerne
 
 int Tape::add_group(const KVGroup& group) {
     groups_.push_back(group);
+    placed_.emplace_back();
     return static_cast<int>(groups_.size()) - 1;
 }
 
@@ -146,7 +148,7 @@ void Tape::append(Call call, Scope scope, std::string name, int layer) {
     if (auto* delta = std::get_if<DeltaArgs>(&call)) delta->step = &step_;
     if (auto* rotation = std::get_if<RotationArgs>(&call)) rotation->step = &step_;
     if (auto* attention = std::get_if<AttentionArgs>(&call)) {
-        attention->step = &step_;
+        attention->step = &placed_.at(attention->group).step;
         const std::size_t bytes =
             kernels_.attention_scratch(*attention, sizes_.tokens, sizes_.seqs, team_.size());
         if (bytes > scratch_bytes_) {
@@ -154,7 +156,23 @@ void Tape::append(Call call, Scope scope, std::string name, int layer) {
             scratch_bytes_ = bytes;
         }
     }
+    if (auto* evicts = std::get_if<EvictArgs>(&call)) {
+        evicts->step = &placed_.at(evicts->group).step;
+        evicts->sizes = eviction_;
+        const std::size_t sums = static_cast<std::size_t>(sizes_.seqs) * evicts->kv.num_kv_heads * eviction_.most;
+        evicts->sums = arena_.take_array<float>(sums);
+        evicts->scratch = eviction_scratch_;
+    }
     instructions_.push_back({std::move(call), scope, std::move(name), layer});
+}
+
+void Tape::evict(const EvictionSizes& sizes) {
+    if (sizes.sinks < 0 || sizes.recent < 1 || sizes.budget < sizes.sinks + sizes.recent || sizes.most < sizes.budget ||
+        sizes.longest < sizes.most) {
+        refuse("a budget holds sinks and recent tokens, and a sequence may be longer");
+    }
+    eviction_ = sizes;
+    eviction_scratch_ = arena_.take(eviction_scratch(sizes, team_.size()));
 }
 
 float* Tape::logits_buffer() {
@@ -165,6 +183,7 @@ float* Tape::logits_buffer() {
 void Tape::run(const Step& step) {
     check(step);
     step_ = step;
+    place_groups();
     for (Instruction& instruction : instructions_) {
         if (instruction.scope != Scope::tokens && rows_of(instruction.scope, step) == 0) continue;
         const Player player{kernels_, team_, step_, instruction.scope, scratch_};
@@ -177,6 +196,23 @@ void Tape::run(const Step& step) {
         const auto spent = std::chrono::steady_clock::now() - start;
         instruction.nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count();
         add_cost(instruction, step_);
+    }
+}
+
+void Tape::place_groups() {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+        Placed& placed = placed_[g];
+        placed.step = step_;
+        const std::int32_t* evicted = step_.groups[g].evicted;
+        if (evicted == nullptr) continue;
+        placed.positions.assign(step_.positions, step_.positions + step_.tokens);
+        placed.kv_lens.assign(step_.kv_lens, step_.kv_lens + step_.seqs);
+        for (int s = 0; s < step_.seqs; ++s) {
+            placed.kv_lens[s] -= evicted[s];
+            for (int t = step_.cu_q[s]; t < step_.cu_q[s + 1]; ++t) placed.positions[t] -= evicted[s];
+        }
+        placed.step.positions = placed.positions.data();
+        placed.step.kv_lens = placed.kv_lens.data();
     }
 }
 
@@ -221,6 +257,35 @@ void Tape::check(const Step& step) const {
     }
     for (std::size_t g = 0; g < groups_.size(); ++g) check_group(step, groups_[g], step.groups[g]);
     for (std::size_t g = 0; g < slots_.size(); ++g) check_states(step, slots_[g], step.states[g]);
+    if (step.num_observed > 0) check_observed(step);
+}
+
+void Tape::check_observed(const Step& step) const {
+    if (eviction_.budget == 0) refuse("this tape evicts nothing");
+    for (int o = 0; o < step.num_observed; ++o) {
+        const Observed& one = step.observed[o];
+        if (one.seq < 0 || one.seq >= step.seqs) refuse("an observed sequence is not in the step");
+        if (one.rows < 1 || one.rows > step.cu_q[one.seq + 1] - step.cu_q[one.seq]) refuse("observed rows are of the step");
+        if (one.memory < 0 || one.memory >= sizes_.seqs) refuse("the sums of an observed sequence have no memory");
+        for (std::size_t g = 0; g < groups_.size(); ++g) {
+            const GroupTables& tables = step.groups[g];
+            if (tables.targets == nullptr) continue;
+            const std::int64_t held = step.kv_lens[one.seq] - (tables.evicted == nullptr ? 0 : tables.evicted[one.seq]);
+            if (held > (one.fresh && one.moves ? eviction_.longest : eviction_.most)) refuse("an observed sequence is too long");
+            if (!one.moves) continue;
+            if (held <= eviction_.budget) refuse("a sequence within the budget evicts nothing");
+            const int blocks = (eviction_.budget + groups_[g].block_size - 1) / groups_[g].block_size;
+            if (blocks > tables.target_width) refuse("there are too few blocks for what stays");
+            const std::int32_t* targets = tables.targets + static_cast<std::size_t>(o) * tables.target_width;
+            for (int i = 0; i < blocks; ++i) {
+                if (targets[i] < 0 || targets[i] >= groups_[g].num_blocks) refuse("a block table points outside the KV cache");
+            }
+        }
+    }
+    for (const Instruction& instruction : instructions_) {
+        const auto* evicts = std::get_if<EvictArgs>(&instruction.call);
+        if (evicts != nullptr && step.groups[evicts->group].targets == nullptr) refuse("a group that evicts has no targets");
+    }
 }
 
 void Tape::check_states(const Step& step, int slots, const StateTables& tables) const {
@@ -249,7 +314,10 @@ void Tape::check_group(const Step& step, const KVGroup& group, const GroupTables
         if (tables.more_slots[at] < 0 || tables.more_slots[at] >= slots) refuse("a slot points outside the KV cache");
     }
     for (int s = 0; s < step.seqs; ++s) {
-        const std::int64_t blocks = (step.kv_lens[s] + group.block_size - 1) / group.block_size;
+        const std::int64_t gone = tables.evicted == nullptr ? 0 : tables.evicted[s], held = step.kv_lens[s] - gone;
+        const std::int64_t tokens = step.cu_q[s + 1] - step.cu_q[s];
+        if (gone < 0 || (gone > 0 && held < tokens)) refuse("a sequence has evicted more tokens than it had");
+        const std::int64_t blocks = (held + group.block_size - 1) / group.block_size;
         const std::int64_t live = blocks - tables.dropped[s];
         if (tables.dropped[s] < 0 || live < 0 || live > tables.table_width) {
             refuse("a block table is shorter than its sequence");

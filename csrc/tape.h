@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "arena.h"
+#include "eviction.h"
 #include "kernels.h"
 
 namespace headrace {
@@ -39,7 +41,7 @@ inline int rows_of(Scope scope, const Step& step) {
 }
 
 using Call = std::variant<EmbedArgs, EncodeArgs, AddArgs, LinearArgs, RotationArgs, RopeArgs, LatentArgs, HeadsArgs, AttentionArgs,
-                          UngroupArgs, SigmoidGateArgs, ConvArgs, DeltaArgs, RouteArgs, DispatchArgs, ExpertsArgs, CombineArgs,
+                          EvictArgs, UngroupArgs, SigmoidGateArgs, ConvArgs, DeltaArgs, RouteArgs, DispatchArgs, ExpertsArgs, CombineArgs,
                           SoftCapArgs, ArgmaxArgs>;
 
 struct Instruction {
@@ -80,6 +82,10 @@ public:
     // Steps with a position from here on are refused.
     void limit_positions(std::int64_t count) { positions_ = positions_ < count ? positions_ : count; }
 
+    // Sequences of steps may be observed, and evict tokens; the calls for it follow.
+    void evict(const EvictionSizes& sizes);
+    const EvictionSizes& eviction() const { return eviction_; }
+
     // Output of logits: [sizes.logits, vocab] floats.
     float* logits_buffer();
 
@@ -99,12 +105,23 @@ private:
     void check(const Step& step) const;
     void check_states(const Step& step, int slots, const StateTables& tables) const;
     void check_group(const Step& step, const KVGroup& group, const GroupTables& tables) const;
+    void check_observed(const Step& step) const;
+    void place_groups();
 
     const Kernels& kernels_;
     Team& team_;
     TapeSizes sizes_;
     Arena arena_;
     std::vector<KVGroup> groups_;
+
+    // The step as attention of each KV group sees it: with places in place of positions, where the two differ.
+    struct Placed {
+        Step step;
+        std::vector<std::int64_t> positions;
+        std::vector<std::int32_t> kv_lens;
+    };
+    std::deque<Placed> placed_;  // calls point into it
+    EvictionSizes eviction_;
     std::vector<int> slots_;  // of each group of states
     std::vector<Instruction> instructions_;
     Step step_;
@@ -112,6 +129,7 @@ private:
     float* logits_ = nullptr;
     std::size_t scratch_bytes_ = 0;
     void* scratch_ = nullptr;
+    void* eviction_scratch_ = nullptr;
     bool profiling_ = false;
 };
 

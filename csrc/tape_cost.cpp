@@ -68,17 +68,28 @@ struct Costs {
     }
     Cost operator()(const AttentionArgs& a) const {
         double keys = 0, pairs = 0;  // positions read, and (query, key) pairs that see each other
-        for (int s = 0; s < step.seqs; ++s) {
-            const int begin = step.cu_q[s], end = step.cu_q[s + 1];
+        for (int s = 0; s < a.step->seqs; ++s) {
+            const int begin = a.step->cu_q[s], end = a.step->cu_q[s + 1];
             if (begin == end) continue;
-            keys += visible(a, step.positions[end - 1], end - begin);
-            for (int t = begin; t < end; ++t) pairs += visible(a, step.positions[t], 1);
+            keys += visible(a, a.step->positions[end - 1], end - begin);
+            for (int t = begin; t < end; ++t) pairs += visible(a, a.step->positions[t], 1);
         }
         const double width = static_cast<double>(a.num_heads) * a.kv.head_dim;
         const double out = static_cast<double>(a.num_heads) * a.kv.value_dim;
         const double kv = (a.kv.latent() ? 1.0 : 2.0) * a.kv.num_kv_heads * bytes_of(a.kv.type, a.kv.head_dim);
         const double q = width * (a.kv.type == DType::f32 ? 4 : 2);
-        return {keys * kv + step.tokens * (q + out * dtype_bytes(a.out_type)), 2.0 * pairs * (width + out)};
+        return {keys * kv + a.step->tokens * (q + out * dtype_bytes(a.out_type)), 2.0 * pairs * (width + out)};
+    }
+    Cost operator()(const EvictArgs& a) const {
+        double keys = 0, pairs = 0, moved = 0;
+        for (int o = 0; o < a.step->num_observed; ++o) {
+            const Observed& one = a.step->observed[o];
+            keys += a.step->kv_lens[one.seq];
+            pairs += static_cast<double>(a.step->kv_lens[one.seq]) * one.rows;
+            moved += one.moves ? 4.0 * a.sizes.budget : 0;
+        }
+        const double head = a.kv.num_kv_heads * static_cast<double>(bytes_of(a.kv.type, a.kv.head_dim));
+        return {(keys + moved) * head, 2.0 * pairs * a.num_heads * a.kv.head_dim};
     }
     Cost operator()(const RouteArgs& a) const {
         return {rows() * (a.out.experts * 4.0 + a.out.each * 16.0), rows() * a.out.experts * 4.0};

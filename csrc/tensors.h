@@ -227,6 +227,18 @@ struct GroupTables {                   // one a KV group; see core.types.TableUp
     int table_width = 0;
     int sink_blocks = 0;
     const std::int64_t* more_slots = nullptr;    // [Step.more[tokens]]: where else keys and values go
+    const std::int32_t* evicted = nullptr;       // [seqs] or null: the token at position p has place p - evicted of the table
+    const std::int32_t* targets = nullptr;       // [Step.num_observed, target_width]: blocks that tokens are moved to
+    int target_width = 0;
+};
+
+// A sequence of the step whose last rows decide which of its tokens stay, see eviction.h.
+struct Observed {
+    int seq = 0;
+    int rows = 0;
+    int memory = 0;                              // where its sums lie between steps
+    bool fresh = false;                          // they start with the first of these rows
+    bool moves = false;                          // the last of these rows is the last one that decides
 };
 
 // Where the recurrent states of one group lie: sequence s starts from slot sources[s], from zero if that is -1. After
@@ -253,6 +265,8 @@ struct Step {
     const std::int64_t* wanted_rows = nullptr;   // [wanted]: tokens whose logits or final hidden states are computed
     const std::int32_t* more = nullptr;          // [tokens + 1] or null: token t's KV also goes to the more_slots from
                                                  // more[t] to more[t + 1] of each group
+    int num_observed = 0;
+    const Observed* observed = nullptr;
 };
 
 }  // namespace headrace

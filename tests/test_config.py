@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace import LLM, AsyncLLM
 from headrace import config as config_module
-from headrace.config import EngineConfig, EngineOptions
+from headrace.config import EVICTION_SIZES, EngineConfig, EngineOptions
 from headrace.errors import ConfigError
 
 INT_RANGES = config_module._INT_RANGES
@@ -33,6 +33,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "num_speculative_tokens": {"speculative": "ngram"},
     "speculative_tree_nodes": {"speculative": "ngram"},
     "acceptance": {"speculative": "ngram"},
+    **{name: {"kv_eviction": "snapkv"} for name in EVICTION_SIZES},
 }
 
 

@@ -63,6 +63,7 @@ class Run:
     accepted: int = 0
     stored: int = 0  # slices that computed a token for its logits alone
     retried: int = 0
+    evicted: int = 0  # tokens
     computed: int = 0
     failed: set[str] = field(default_factory=set)
     steps: int = 0
@@ -126,7 +127,7 @@ def run(
     assert stats.free_blocks == stats.total_blocks
     seen.preemptions, seen.forks = stats.scheduler.preemptions, stats.scheduler.forks
     seen.copies, seen.retried = stats.scheduler.block_copies, stats.scheduler.retried_slices
-    seen.computed = stats.scheduler.scheduled_tokens
+    seen.computed, seen.evicted = stats.scheduler.scheduled_tokens, stats.scheduler.evicted_tokens
     if stats.cache is not None:
         seen.hits, seen.evictions = stats.cache.hits, stats.cache.evictions
     return seen

@@ -141,7 +141,8 @@ void add_more(BoundTape& self, const More& more, Step& step) {
 
 Logits run(BoundTape& self, const Longs& ids, const Longs& positions, const Ints& cu_q, const Ints& kv_lens,
            const std::vector<Group>& groups, const Longs& wanted_rows, std::optional<Array<std::int64_t>> best,
-           const std::optional<Final>& hidden, const std::vector<States>& states, const std::optional<More>& more) {
+           const std::optional<Final>& hidden, const std::vector<States>& states, const std::optional<More>& more,
+           const std::optional<EvictedTokens>& evicted, const std::optional<ObservedRows>& observed) {
     Step step;
     step.tokens = static_cast<int>(ids.size());
     step.seqs = static_cast<int>(kv_lens.size());
@@ -163,6 +164,8 @@ Logits run(BoundTape& self, const Longs& ids, const Longs& positions, const Ints
                            self.groups[g].sink_blocks});
     }
     if (more) add_more(self, *more, step);
+    if (evicted) add_evicted(self, *evicted, step.seqs);
+    if (observed) add_observed(self, *observed, step);
     step.groups = self.tables.data();
     require(states.size() == self.slots.size(), "a step has one table for each group of states");
     self.moves.clear();
@@ -215,7 +218,7 @@ void bind_tape(nb::module_& m) {
         .def("run", &run, "ids"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
              "kv_lens"_a.noconvert(), "groups"_a, "wanted_rows"_a.noconvert(), "best"_a.noconvert() = nb::none(),
              "hidden"_a.noconvert() = nb::none(), "states"_a.noconvert() = std::vector<States>(),
-             "more"_a.noconvert() = nb::none())
+             "more"_a.noconvert() = nb::none(), "evicted"_a.noconvert() = nb::none(), "observed"_a.noconvert() = nb::none())
         .def("profile", [](BoundTape& self, bool on) { self.tape.profile(on); }, "on"_a)
         .def("clear_costs", [](BoundTape& self) { self.tape.clear_profile(); })
         .def("costs", &costs)
@@ -223,6 +226,7 @@ void bind_tape(nb::module_& m) {
     bind_rows(tape);
     bind_products(tape);
     bind_mixers(tape);
+    bind_eviction(tape);
 }
 
 }  // namespace headrace

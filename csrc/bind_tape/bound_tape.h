@@ -23,6 +23,10 @@ using Array = nanobind::ndarray<T, nanobind::ndim<dimensions>, nanobind::c_conti
 using Floats = Array<const float>;
 using Vectors = std::vector<Floats>;  // of a norm: none, its weight, or weight and bias
 
+using EvictedTokens = std::vector<std::optional<Array<const std::int32_t>>>;  // of each KV group: of each sequence
+using ObservedRows = std::tuple<Array<const std::int32_t, 2>,  // of each: sequence, rows, memory, is it fresh, does it move
+                                std::vector<std::optional<Array<const std::int32_t, 2>>>>;  // targets in each KV group that evicts
+
 [[noreturn]] inline void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
 inline void require(bool holds, const char* otherwise) {
@@ -143,9 +147,15 @@ struct BoundTape {
     std::vector<int> slots;  // of each group of states
     std::vector<StateMemory> states;
     std::vector<StateTables> moves;
+    std::vector<Observed> observed;
     std::vector<nanobind::ndarray<nanobind::ro>> kept;
 };
 
+// What a step knows of eviction; after the tables of the groups.
+void add_evicted(BoundTape& self, const EvictedTokens& evicted, int seqs);
+void add_observed(BoundTape& self, const ObservedRows& observed, Step& step);
+
+void bind_eviction(nanobind::class_<BoundTape>& tape);
 void bind_mixers(nanobind::class_<BoundTape>& tape);
 void bind_products(nanobind::class_<BoundTape>& tape);
 void bind_rows(nanobind::class_<BoundTape>& tape);

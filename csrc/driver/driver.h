@@ -33,6 +33,7 @@ struct Teams {
 void run_products(const Kernels& kernels, const Teams& teams);
 void run_codes(const Kernels& kernels, const Teams& teams);
 void run_attention(const Kernels& kernels, const Teams& teams);
+void run_eviction(const Kernels& kernels, const Teams& teams);
 void run_experts(const Kernels& kernels, const Teams& teams);
 void run_recurrent(const Kernels& kernels, const Teams& teams);
 void run_rows(const Kernels& kernels, const Teams& teams);

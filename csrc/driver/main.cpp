@@ -19,6 +19,7 @@ int run(int argc, char** argv) {
         run_products(*kernels, teams);
         run_codes(*kernels, teams);
         run_attention(*kernels, teams);
+        run_eviction(*kernels, teams);
         run_experts(*kernels, teams);
         run_recurrent(*kernels, teams);
         run_rows(*kernels, teams);

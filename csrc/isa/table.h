@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "heads.h"
 #include "linear.h"
+#include "mass.h"
 #include "pack.h"
 #include "peak.h"
 #include "recurrent.h"
@@ -31,6 +32,7 @@ const Kernels table = {
     .heads_linear = heads_linear,
     .attention = attention,
     .attention_scratch = attention_scratch,
+    .attention_mass = attention_mass,
     .pack = pack,
     .pack_codes = pack_codes,
     .ungroup = ungroup,

@@ -431,6 +431,22 @@ class Tape:
         tiled: bool = ...,
         layer: int = -1,
     ) -> None: ...
+    def set_eviction(self, *, budget: int, sinks: int, recent: int, most: int, longest: int) -> None:
+        """Let sequences evict tokens; before the calls of `evict`."""
+
+    def evict(
+        self,
+        q: int,
+        cache: int,
+        *,
+        num_heads: int,
+        scale: float,
+        soft_cap: float = 0.0,
+        learned_sinks: NDArray[np.float32] | None = None,
+        layer: int = -1,
+    ) -> None:
+        """After the attention of a layer that owns the cache."""
+
     def rotations(self, frequencies: NDArray[np.float64], factor: float, limit: int | None = None) -> int: ...
     def embed(
         self, table: Embeddings, out: int, *, scale: float = 1.0, positions: bool = False, name: str = "embed"
@@ -641,6 +657,8 @@ class Tape:
             tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
         ] = (),
         more: tuple[NDArray[np.int32], Sequence[NDArray[np.int64]]] | None = None,
+        evicted: Sequence[NDArray[np.int32] | None] | None = None,
+        observed: tuple[NDArray[np.int32], Sequence[NDArray[np.int32] | None]] | None = None,
     ) -> NDArray[np.float32]:
         """Replay the tape for one step; gives logits [R, V] of the wanted rows, valid until the next run.
 
@@ -649,7 +667,10 @@ class Tape:
         logits, the output receives their normalised hidden states. `states`: of each group of recurrent states the
         source of each sequence (-1: none), the first of its writes [S + 1], and of each write the number of tokens
         before it and the slot, see StateTables in csrc/tensors.h. `more`: where keys and values of tokens go beside
-        the groups' slots, as the first of each token's [T + 1] and the slots of each group. Raises ValueError for a
+        the groups' slots, as the first of each token's [T + 1] and the slots of each group. `evicted`: of each KV group
+        how many tokens each sequence [S] has given up. `observed`: sequences that evict tokens, each as (number in the
+        step, rows, memory, whether it starts, whether it ends) [O, 5], and the blocks [O, B] that tokens are moved to
+        in each KV group that evicts, see csrc/eviction.h. Raises ValueError for a
         step that is larger than the tape, or whose indices point outside their arrays; nothing has been run then.
         """
 
@@ -794,3 +815,45 @@ class Sampler:
         self, logits: NDArray[np.float32], at: list[int], tokens: list[int], counts: list[int]
     ) -> list[list[tuple[int, float, int]]]:
         """For each token (id, log-probability, rank), followed by the likeliest ones of its row."""
+
+def attention_mass(
+    kernels: Kernels,
+    q: NDArray[np.generic],
+    keys: NDArray[np.generic],
+    values: NDArray[np.generic],
+    table: NDArray[np.int32],
+    sums: NDArray[np.float32],
+    *,
+    head: int,
+    each: int,
+    first: int,
+    block_size: int,
+    scale: float,
+    soft_cap: float = 0.0,
+    key_scales: NDArray[np.float32] | None = None,
+    value_scales: NDArray[np.float32] | None = None,
+    learned_sinks: NDArray[np.float32] | None = None,
+) -> None:
+    """Add to `sums` what the softmax of rows q [tokens * each, D] gives to each key of a KV head, see csrc/isa/mass.h.
+
+    keys, values [N, Hkv, block_size rounded up to 16 * D]; table: the blocks of one sequence; first: the place of the
+    first row's token.
+    """
+
+def choose_kept(sums: NDArray[np.float32], kept: NDArray[np.int32], *, sinks: int, recent: int) -> None:
+    """Fill `kept` with the tokens that stay, see csrc/eviction.h."""
+
+def move_kept(
+    keys: NDArray[np.generic],
+    values: NDArray[np.generic],
+    source: NDArray[np.int32],
+    target: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    *,
+    head: int,
+    head_dim: int,
+    block_size: int,
+    key_scales: NDArray[np.float32] | None = None,
+    value_scales: NDArray[np.float32] | None = None,
+) -> None:
+    """Move keys and values of `tokens` of the blocks `source` to the first places of the blocks `target`."""

@@ -236,9 +236,11 @@ def assemble(
     config: EngineConfig,
     progress: Progress | None = None,
     step_budget: Callable[[ModelSpec, ResolvedConfig], StepBudget | None] = lambda spec, resolved: None,
+    sampler: Callable[[StepSampler[Any]], StepSampler[Any]] = lambda sampler: sampler,
 ) -> EngineParts:
     """Load a model and build its engine. `progress` is called with (tensors read, total); `step_budget` makes what
-    bounds the time of its steps, as `sim.step_budget` does."""
+    bounds the time of its steps, as `sim.step_budget` does; `sampler` may put another sampler in front of the
+    model's."""
     plan = survey(config)
     resolved, spec, source = plan.resolved, plan.spec, plan.source
     defaults = chosen_defaults(source, config.generation_config, config.override_generation_config)
@@ -248,7 +250,7 @@ def assemble(
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
     if tokenizer is not None and isinstance(plan.draft, ModelSource) and plan.draft.path is not None:
         check_same_tokens(tokenizer, open_tokenizer(plan.draft.path), plan.draft.name)
-    executor = _load_executor(plan, grammars, progress)
+    executor = _load_executor(plan, grammars, progress, sampler)
     engine = Engine(
         scheduler_config(resolved, spec.vocab_size, eos_ids),
         resolved.kv_groups,
@@ -259,7 +261,12 @@ def assemble(
     return EngineParts(engine, executor, resolved, spec, source, tokenizer, grammars, folder, defaults)
 
 
-def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | None) -> ModelExecutor[Any]:
+def _load_executor(
+    plan: Survey,
+    grammars: GrammarStore,
+    progress: Progress | None,
+    wrap: Callable[[StepSampler[Any]], StepSampler[Any]],
+) -> ModelExecutor[Any]:
     """Load the model, and what drafts for it."""
     resolved, spec = plan.resolved, plan.spec
     backend = open_backend(resolved, plan.ops)
@@ -275,7 +282,7 @@ def _load_executor(plan: Survey, grammars: GrammarStore, progress: Progress | No
     tables = all_tables(resolved.kv_groups, resolved.most_segments)
     return ModelExecutor(
         model,
-        sampler,
+        wrap(sampler),
         tables,
         max_seqs=resolved.max_num_seqs,
         grammars=GrammarRunner(grammars),

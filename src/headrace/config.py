@@ -27,6 +27,7 @@ MAX_BLOCKS = 2**31 - 1  # block ids are int32 in the block tables
 MAX_STATE_INTERVAL = 2**31 - 1
 MAX_KV_BYTES = 1024 * TIB
 MAX_SINKS = 65_536
+MAX_WINDOW = 4096  # last tokens whose queries decide what is evicted
 MAX_THREADS = 4096
 MAX_WAIT_S = 3600.0
 MAX_INTERVAL_S = 10.0
@@ -58,6 +59,11 @@ class EngineConfig:
     kv_layout: "contiguous" is one block of max_model_len tokens a sequence.
     batch_size, batch_wait_s, batch_max_tokens: when a "static" or "dynamic" batch starts.
     attention_sinks, sliding_window: keep only the first and the last tokens (StreamingLLM, Xiao et al. 2023).
+    kv_eviction: "snapkv" lets each KV head keep only some tokens of a long prompt, those that its last queries attend
+    to most (Li et al. 2024), and again while the sequence generates. Answers are not those of the whole cache. In
+    tokens: kv_eviction_budget: what a head keeps; kv_eviction_window: the last ones, whose queries decide;
+    kv_eviction_sinks, kv_eviction_recent: the first and the last ones, which always stay; kv_eviction_interval: by how
+    much the cache grows before tokens are evicted again.
     stream_interval_s: least time between two events of a served stream; tokens of steps in between share
     one event. 0 sends every token as it comes; see serving.engine.outbox.
     max_logprobs: most alternatives that a request may ask for at each position, in logprobs and prompt_logprobs.
@@ -105,6 +111,12 @@ class EngineConfig:
     preemption_victim: str = "last"
     attention_sinks: int | None = None
     sliding_window: int | None = None
+    kv_eviction: str = "off"
+    kv_eviction_budget: int | None = None
+    kv_eviction_window: int | None = None
+    kv_eviction_sinks: int | None = None
+    kv_eviction_recent: int | None = None
+    kv_eviction_interval: int | None = None
     stream_interval_s: float = 0.0
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     seed: int = 0
@@ -207,6 +219,7 @@ class EngineConfig:
             )
         if self.attention_sinks is not None and self.sliding_window is None:
             raise ConfigError("attention_sinks needs sliding_window, the number of last tokens to keep")
+        self._check_eviction()
         unused = {"continuous": ("batch_size", *_DYNAMIC_ONLY), "static": _DYNAMIC_ONLY, "dynamic": ()}
         for name in unused[self.batching]:
             if getattr(self, name) is not None:
@@ -214,6 +227,28 @@ class EngineConfig:
         _check_order(self, "batch_size", "max_num_seqs")
         _check_order(self, "max_num_seqs", "max_num_batched_tokens")
         _check_order(self, "batch_size", "max_num_batched_tokens")
+
+    def _check_eviction(self) -> None:
+        if self.kv_eviction == "off":
+            for name in EVICTION_SIZES:
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} has no meaning without kv_eviction snapkv")
+            return
+        why = ""
+        if not self.kv_cache:
+            why = "needs the KV cache"
+        elif self.kv_layout == "contiguous":
+            why = "gives back blocks, which the contiguous layout cannot; use paged"
+        elif self.sliding_window is not None:
+            why = "and sliding_window both bound what a sequence keeps; give one of them"
+        elif self.speculative is not None:
+            why = "cannot run with speculative, whose drafts may be taken back after tokens were evicted"
+        elif self.kv_cache_dtype == "int4":
+            why = (
+                "cannot move single tokens of kv_cache_dtype int4, which codes whole blocks; use int8 or fp8"
+            )
+        if why:
+            raise ConfigError(f"kv_eviction {self.kv_eviction} {why}")
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -282,6 +317,12 @@ class EngineOptions(TypedDict, total=False):
     preemption_victim: str
     attention_sinks: int | None
     sliding_window: int | None
+    kv_eviction: str
+    kv_eviction_budget: int | None
+    kv_eviction_window: int | None
+    kv_eviction_sinks: int | None
+    kv_eviction_recent: int | None
+    kv_eviction_interval: int | None
     stream_interval_s: float
     max_logprobs: int
     seed: int
@@ -321,6 +362,14 @@ def shows_options(init: Init) -> Init:
     return init
 
 
+EVICTION_SIZES = (
+    "kv_eviction_budget",
+    "kv_eviction_window",
+    "kv_eviction_sinks",
+    "kv_eviction_recent",
+    "kv_eviction_interval",
+)
+
 BUDGETS = ("auto", "off")
 """Step time budgets that are no number."""
 
@@ -332,6 +381,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "batching": ("continuous", "static", "dynamic"),
     "scheduling_policy": ("fcfs", "priority", "fair"),
     "preemption_victim": ("last", "cheapest"),
+    "kv_eviction": ("off", "snapkv"),
     "load_format": ("auto", "safetensors"),
     "acceptance": ("exact", "rejection", "typical"),
 }
@@ -349,6 +399,11 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "speculative_tree_nodes": (0, MOST_NODES),
     "attention_sinks": (0, MAX_SINKS),
     "sliding_window": (1, MAX_LENGTH),
+    "kv_eviction_budget": (2, MAX_LENGTH),
+    "kv_eviction_window": (1, MAX_WINDOW),
+    "kv_eviction_sinks": (0, MAX_SINKS),
+    "kv_eviction_recent": (1, MAX_LENGTH),
+    "kv_eviction_interval": (1, MAX_LENGTH),
     "max_logprobs": (0, MAX_LOGPROBS),
     "seed": (-MAX_SEED - 1, MAX_SEED),
     "num_threads": (1, MAX_THREADS),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from headrace.config import EngineConfig
+from headrace.config import EVICTION_SIZES, EngineConfig
+from headrace.core.eviction import Eviction
 from headrace.errors import ConfigError
 from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
@@ -13,6 +14,7 @@ from headrace.models.spec import ModelSpec
 from headrace.plan.draft_methods import DEFAULT_NODES, DEFAULT_TOKENS, draft_model_name
 from headrace.plan.drafts import DraftHeads, DraftModel, check_draft, draft_program
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
+from headrace.plan.eviction import check_eviction, choose_sizes
 from headrace.plan.fit import KV_PERCENT_LIMIT, Fit, check_memory, too_small
 from headrace.plan.formats import memory_format
 from headrace.plan.hardware import DeviceKind, Machine
@@ -58,6 +60,7 @@ _PASSED: dict[str, str] = {
     "preemption_victim": "the sequence that would be served last is preempted first",
     "attention_sinks": "none beyond what the model says",
     "sliding_window": "none beyond what the model says",
+    "kv_eviction": "sequences keep all of their tokens: answers are exact",
     "stream_interval_s": "every token is sent as it comes",
     "max_logprobs": "the most that OpenAI's API allows for, and vLLM by default",
     "seed": "fixed, so that two runs give the same tokens",
@@ -118,6 +121,7 @@ def resolve(
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
     program = with_recent(program, kv_dtype)
     _check_context(config, spec, streamed)
+    eviction = _eviction(config, spec, native, reasons)
     drafts = _num_drafts(config, reasons)
     if heads is not None and config.speculative_quantization is not None:
         raise ConfigError(
@@ -159,6 +163,7 @@ def resolve(
         drafts=drafts,
         draft=drafter,
         heads=heads,
+        eviction=eviction,
     )
     fit = _with_trees(config, fit, reasons)
     check_memory(fit)
@@ -171,11 +176,21 @@ def resolve(
     _explain_block(config, fit, native, reasons)
     _explain_kv(config, fit, length, defaults, reasons)
     _explain_switches(config, reasons)
+    if eviction is not None and fit.step_tokens(length) < eviction.window:
+        raise ConfigError(
+            f"kv_eviction_window {eviction.window}: these queries are computed in one step, which takes at most "
+            f"{fit.step_tokens(length)} tokens; lower it, or raise --max-num-batched-tokens"
+        )
     chunked = config.enable_chunked_prefill and config.kv_cache
     prefix = config.enable_prefix_caching and config.kv_cache and config.kv_layout == "paged"
     passed: dict[str, Any] = {name: getattr(config, name) for name in _PASSED}
     return ResolvedConfig(
         **passed,
+        kv_eviction_budget=None if eviction is None else eviction.budget,
+        kv_eviction_window=None if eviction is None else eviction.window,
+        kv_eviction_sinks=None if eviction is None else eviction.sinks,
+        kv_eviction_recent=None if eviction is None else eviction.recent,
+        kv_eviction_interval=None if eviction is None else eviction.interval,
         num_speculative_tokens=drafts,
         speculative_tree_nodes=fit.tree_nodes,
         speculative_quantization=None if drafter is None else drafter.quantization,
@@ -219,6 +234,29 @@ def _check_coded_blocks(config: EngineConfig, kv_dtype: str, block_size: int) ->
         raise ConfigError(
             f"kv_cache_dtype {kv_dtype} needs a block_size of 16, 32 or 64, and it is {block_size}"
         )
+
+
+_EVICTION_REASONS = {
+    "kv_eviction_budget": "the default",
+    "kv_eviction_window": "as in SnapKV (Li et al. 2024), but no more than a quarter of the budget",
+    "kv_eviction_sinks": "the first tokens get attention from everywhere (Xiao et al. 2023)",
+    "kv_eviction_recent": "the tokens whose queries decide",
+    "kv_eviction_interval": "a quarter of the budget: the cache is chosen again before it is much larger",
+}
+
+
+def _eviction(
+    config: EngineConfig, spec: ModelSpec, native: bool, reasons: dict[str, str]
+) -> Eviction | None:
+    """What sequences evict. Raises ConfigError where the model cannot, or the sizes do not go together."""
+    on = config.kv_eviction != "off"
+    for name, reason in _EVICTION_REASONS.items():
+        asked = getattr(config, name) is not None
+        reasons[name] = ASKED if asked else reason if on else "nothing is evicted"
+    if not on:
+        return None
+    check_eviction(spec, native=native)
+    return choose_sizes(*(getattr(config, name) for name in EVICTION_SIZES))
 
 
 def _num_drafts(config: EngineConfig, reasons: dict[str, str]) -> int:

@@ -133,12 +133,15 @@ def test_requested_values_are_used(decide: Decide, name: str) -> None:
     assert reasons(decide(**more))[name] != ASKED
 
 
-def test_every_option_was_tried() -> None:
+def test_every_option_was_tried(decide: Decide) -> None:
     untried = {
         "model",
         "kv_cache_memory",
         "quantization",
         "state_interval",
+        *(
+            name for name in reasons(decide()) if name.startswith("kv_eviction")
+        ),  # native kernels: test_eviction.py
         "speculative_quantization",
         "tensor_parallel_size",
     }

@@ -171,6 +171,13 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         ),
         "kl": Metric("KL", "nats", "KL divergence from the reference, mean over tokens", _plain),
         "top_1": Metric("same top token", "fraction", "positions with the same likeliest token", _share),
+        "kept": Metric("kept", "fraction", "tokens of a prompt that a KV head keeps", _share),
+        "evicted_tokens": Metric("evicted", "tokens", "tokens that sequences have given up", _count),
+        "needle_recall": Metric(
+            "needles", "fraction", "rare words of a text's beginning that are predicted right", _share
+        ),
+        "needle_probability": Metric("probability", "fraction", "of these words, geometric mean", _share),
+        "guessed_recall": Metric("guessed", "fraction", "the same without the beginning", _share),
         "gain": Metric("gain", "x", "speed over the speed of the comparison", _times),
         "same_answers": Metric(
             "same answers", "fraction", "requests with the tokens of the comparison", _percent

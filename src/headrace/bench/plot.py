@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.bench.eviction import draw_budgets
 from headrace.bench.metrics import METRICS
 from headrace.bench.quantization import draw_pareto
 from headrace.bench.report import Report, Row
@@ -41,6 +42,9 @@ def plot_report(report: Report, path: str) -> None:
         return
     if report.kind == "quantization":
         save(draw_pareto(Figure, report.rows), path)
+        return
+    if report.kind == "eviction":
+        save(draw_budgets(Figure, report.rows), path)
         return
     phases = [row for row in report.rows if "startup_s" in row.values]
     bars = [(row, name) for row in report.rows if (name := _drawn(report.kind, row)) is not None]

@@ -228,6 +228,51 @@ def _quantization(args: argparse.Namespace) -> Prepared:
     return Prepared(rows, len(variants) + 1, {**config.to_json(), "variants": list(variants)})
 
 
+# ---- eviction ----
+
+
+def _eviction_flags(parser: Flags) -> None:
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=[0.5, 0.25, 0.125, 0.0625], metavar="S",
+        help="budgets as shares of the prompt (default: 0.5 0.25 0.125 0.0625)",
+    )  # fmt: skip
+    add_number(parser, "--prompt-len", 512, "prompt tokens")
+    add_number(parser, "--output-len", 48, "tokens to predict after each prompt")
+    add_number(parser, "--samples", 64, "prompts of each kind")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="texts (default: bundled stories)")
+
+
+def _eviction(args: argparse.Namespace) -> Prepared:
+    from headrace.bench.eviction import eviction_rows, make_tasks, variants
+    from headrace.errors import ConfigError
+    from headrace.evaluation.documents import BUNDLED_TEXTS, read_records
+
+    config = engine_config(args)
+    for share in args.shares:
+        if not 0 < share <= 1:
+            raise ConfigError(f"--shares are above 0 and at most 1, got {share:g}")
+    budgets = [max(2, round(share * args.prompt_len)) for share in args.shares]
+    variants(config, budgets)  # refuses what cannot go together before the first model is loaded
+    records = read_records(args.data or BUNDLED_TEXTS)
+    tasks = make_tasks(config, records, prompt=args.prompt_len, output=args.output_len, samples=args.samples)
+
+    def rows(progress: Progress) -> Iterator[Row]:
+        return eviction_rows(config, tasks, budgets, progress)
+
+    return Prepared(
+        rows,
+        2 * len(budgets) + 1,
+        config.to_json(),
+        head=[
+            f"{args.model}: prompts of {args.prompt_len} tokens, of which each KV head keeps a budget; "
+            f"{sum(len(task.needles) for task in tasks) // 2} needles"
+        ],
+        notes=[
+            "needles: rare words after the prompt that only the beginning of the text in it tells, such as names"
+        ],
+    )
+
+
 # ---- speculative ----
 
 
@@ -377,6 +422,24 @@ MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
             ),
             options=("samples",),
             repeats=1,
+            takes_repeats=False,
+        ),
+        "eviction": Kind(
+            summary="what --kv-eviction costs in quality, by its budget",
+            description="After a long prompt the model predicts the text that follows, token by token. SnapKV "
+            "(attention decides what stays) stands beside keeping the first and the last tokens (StreamingLLM), and "
+            "beside the whole cache: prompts and the tokens to predict are the same. Needles are names and other rare "
+            "words of that text which the prompt tells only before its last 32 tokens. Guessed: needles that are "
+            "predicted right where the prompt does not hold the text's beginning.",
+            examples=("", " -m ./my-model --prompt-len 4096 --output-len 64 --shares 0.5 0.1 --plot eviction.svg"),
+            add_flags=_eviction_flags,
+            prepare=_eviction,
+            columns=(
+                "kept", "perplexity", "top_1", "needle_recall", "needle_probability", "guessed_recall",
+                "evicted_tokens",
+            ),
+            options=("shares", "prompt_len", "output_len", "samples"),
+                        repeats=1,
             takes_repeats=False,
         ),
         "perplexity": Kind(

@@ -82,6 +82,20 @@ _FLAGS = (
     ),
     _Flag("sliding_window", int, "N", "keep the last N tokens only"),
     _Flag(
+        "kv_eviction",
+        str,
+        "NAME",
+        "snapkv: of a long prompt each KV head keeps only the tokens that get most attention; answers are not exact "
+        "(default: off)",
+    ),
+    _Flag("kv_eviction_budget", int, "N", "with --kv-eviction: tokens that a KV head keeps (default: 1024)"),
+    _Flag("kv_eviction_window", int, "N", "last tokens whose queries decide what stays (default: 32)"),
+    _Flag("kv_eviction_sinks", int, "N", "first tokens that always stay (default: 4)"),
+    _Flag("kv_eviction_recent", int, "N", "last tokens that always stay (default: as the window)"),
+    _Flag(
+        "kv_eviction_interval", int, "N", "tokens generated until it is chosen again (default: budget / 4)"
+    ),
+    _Flag(
         "stream_interval_s",
         float,
         "S",

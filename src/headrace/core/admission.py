@@ -59,7 +59,7 @@ class Admission:
             and bool(self._running)
             and len(self._running) >= last.running
             and self.joined == last.joined
-            and budget <= last.budget
+            and self._grants.usable(request, budget) <= last.budget
             and all(pool.num_free <= free for pool, free in zip(self._kv.pools, last.free, strict=True))
             and not self._kv.may_find_other(request, last.hit, last.source)
         )
@@ -74,18 +74,18 @@ class Admission:
         count = due = self._grants.tokens_due(request, budget)
         fits = not (self._running and self._kv.blocks_short(request, len(request.tokens), self.spare_blocks))
         if fits and not self._running:
-            count = min(count, self._kv.fits(request))
+            count = self._grants.whole(request, min(count, self._kv.fits(request)))
         if not count or not fits or not self._grants.grow(request, count, copies):
             self._kv.free(request)
             free = tuple(pool.num_free for pool in self._kv.pools)
-            most = self._config.max_num_batched_tokens if due else budget
+            most = self._config.max_num_batched_tokens if due else self._grants.usable(request, budget)
             self._kv.hold(hit)
             self.last = Refusal(request, hit, source, free, self.joined, len(self._running), most)
             return 0
         self.last = None
         miss = None
         if hit is not None and self._kv.cache is not None:
-            miss = self._kv.cache.explain(hit, request.keys, request.tokens, request.salt)
+            miss = self._kv.cache.explain(hit, request.keys, self._kv.findable(request), request.salt)
         if source is not None:
             self._stats.forks += 1
             if source.first is not request.first:  # another request: its caller sees a cache hit

@@ -104,6 +104,7 @@ class Engine:
                 Request(
                     number, new, index, seed=self._seed(new, index), stop_ids=stops, limit=limit,
                     num_groups=len(self.scheduler.kv.groups), keys=self.scheduler.kv.keys(new.cache_salt), now=now,
+                    eviction=self.config.eviction,
                 )
             )  # fmt: skip
         self._changing = True

@@ -17,6 +17,7 @@ class Grants:
         self._config, self._kv = config, kv
         self.room = config.max_draft  # drafts that may follow a slice of the next step
         self.draft_budget = 0  # tokens of the step that drafts may still take
+        self.tokens_left = 0  # of the step, whatever prompts may take
 
     def tokens_due(self, request: Request, budget: int) -> int:
         """Tokens of its next slice, drafts included; 0 where it has to wait."""
@@ -27,7 +28,21 @@ class Grants:
             and budget < self._config.max_num_batched_tokens
         ):
             return 0  # whole prompts only: wait for a step that has the full budget
-        return min(known + min(len(request.draft), self.draft_budget), budget)
+        eviction = request.eviction
+        if eviction is not None and request.num_computed >= eviction.reusable(request.num_prompt):
+            window = min(self.tokens_left, eviction.window)  # a few tokens, which come in one slice
+            budget = max(budget, window)
+        return self.whole(request, min(known + min(len(request.draft), self.draft_budget), budget))
+
+    def usable(self, request: Request, budget: int) -> int:
+        """Tokens of the step that can let a waiting request join, where prompts may take `budget`."""
+        return budget if request.eviction is None else max(budget, self.tokens_left)
+
+    def whole(self, request: Request, count: int) -> int:
+        """Of `count` tokens those that its next slice may have, see core.eviction."""
+        if request.eviction is None:
+            return count
+        return request.eviction.grant(request.num_prompt, request.num_computed, count)
 
     def grow(self, request: Request, count: int, copies: list[BlockCopy]) -> bool:
         """Make room for a slice of `count` tokens, and where blocks allow for the drafts that follow it."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headrace.core.block_pool import BlockPool
+from headrace.core.eviction import Eviction
 from headrace.core.pins import Pins
 from headrace.core.prefix_cache import BlockKeys, CacheStats, Hit, PrefixCache
 from headrace.core.request import Request, Table
 from headrace.core.states import StateGroup
 from headrace.core.step_writes import Cell, StepWrites
-from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, StateSlots, TableUpdate
+from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, Retention, StateSlots, TableUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,14 @@ class KVManager:
     `grow` and `admit` change nothing when they do not succeed, except that blocks outside a window are freed."""
 
     def __init__(
-        self, groups: Sequence[KVGroupSpec], *, prefix_caching: bool = True, cache_scope: bytes = b""
+        self,
+        groups: Sequence[KVGroupSpec],
+        *,
+        prefix_caching: bool = True,
+        cache_scope: bytes = b"",
+        eviction: Eviction | None = None,
     ) -> None:
+        """`eviction`: as in all requests that evict tokens; it holds for the groups that keep everything."""
         self._scope = cache_scope
         self.groups = tuple(groups)
         self.block_size = groups[0].block_size
@@ -55,6 +62,13 @@ class KVManager:
             if group.is_state
         }
         self._held: list[Cell] = []  # cached blocks of the head of the queue
+        self._evicting = frozenset(
+            index
+            for index, group in enumerate(self.groups)
+            if eviction is not None and group.retention is Retention.FULL
+        )
+        self._budget = 0 if eviction is None else eviction.budget
+        self._kept_blocks = -(-self._budget // self.block_size)  # that evicting moves tokens to
 
     def keys(self, salt: str) -> BlockKeys:
         """An empty chain of block keys for a sequence with this salt."""
@@ -71,17 +85,31 @@ class KVManager:
         A pool that is too small for its window bounds the length like one without a window.
         """
         limits = [
-            group.num_blocks * group.block_size
-            for group in self.groups
+            self._places(index)
+            for index, group in enumerate(self.groups)
             if (reach := group.reach_blocks) is None or reach > group.num_blocks
         ]
         return min(limits, default=None)
+
+    def _places(self, group: int) -> int:
+        """Tokens of one sequence that a pool has room for, and for those that stay of them beside them."""
+        spec = self.groups[group]
+        whole = spec.num_blocks * spec.block_size
+        if group not in self._evicting:
+            return whole
+        return max(min(whole, self._budget), whole - self._kept_blocks * spec.block_size)
 
     def lookup(self, request: Request) -> Hit | None:
         """Reusable blocks for the request's tokens, or None when prefix caching does not apply."""
         if self.cache is None or _needs_every_token(request):
             return None
-        return self.cache.lookup(request.keys, request.tokens, request.salt)
+        return self.cache.lookup(request.keys, self.findable(request), request.salt)
+
+    def findable(self, request: Request) -> list[int]:
+        """The tokens to look up, and one more: all of them, unless some must be computed to decide what to evict."""
+        if request.eviction is None:
+            return request.tokens
+        return request.tokens[: request.eviction.reusable(request.num_prompt) + 1]
 
     def admit(self, request: Request, hit: Hit) -> None:
         """Give the request references to the blocks of a hit."""
@@ -100,6 +128,7 @@ class KVManager:
             source is None
             or request.num_output
             or _needs_every_token(request)
+            or _evicts_prompt(request)
             or not source.has_prompt_of(request)
         ):
             return None
@@ -166,12 +195,20 @@ class KVManager:
                 if self._states[group].slots_needed(table) > pool.num_free:
                     return True
                 continue
-            needed = -(-end // self.block_size) - table.logical_len
+            needed = self._blocks_to(request, group, end) - table.logical_len
             if spec.reach_blocks is not None:
                 needed = min(needed, spec.reach_blocks + 1)  # one more, so that a chunk is not tiny
             if needed + len(self._shared(request, group)) + spare > pool.num_free:
                 return True
         return False
+
+    def _blocks_to(self, request: Request, group: int, end: int) -> int:
+        """Logical blocks of the tokens up to `end`, or up to where tokens are evicted, with those that they move to."""
+        table, point = request.tables[group], request.next_point
+        if point is None or group not in self._evicting:
+            return -(-end // self.block_size)
+        blocks = -(-(min(end, point) - table.evicted) // self.block_size)
+        return blocks + self._kept_blocks if end >= point else blocks
 
     def fits(self, request: Request) -> int:
         """How many more tokens, from num_computed on, the free blocks can take."""
@@ -183,7 +220,15 @@ class KVManager:
                 continue
             self._drop(group, table, request.num_computed)
             free = pool.num_free - len(self._shared(request, group))
-            end = (table.logical_len + free) * self.block_size if free >= 0 else request.num_stored
+            end = (
+                (table.logical_len + free) * self.block_size + table.evicted
+                if free >= 0
+                else request.num_stored
+            )
+            point = request.next_point
+            if group in self._evicting and point is not None and end >= point:
+                spare = free - (self._blocks_to(request, group, point) - table.logical_len)
+                end = point if spare >= 0 else point - 1
             room = end - request.num_computed
             most = room if most is None else min(most, room)
         return request.gap if most is None else max(0, most)  # states have room for any number
@@ -197,23 +242,28 @@ class KVManager:
         """
         end = request.num_computed + num_tokens
         end_block = -(-(end + ahead) // self.block_size)
-        if self.has_room(request, end, end_block):
+        if request.eviction is None and self.has_room(request, end, end_block):
             return True
+        evicts = end == request.next_point
         drafts = max(0, end - len(request.tokens))
-        needed_blocks: list[tuple[int, list[int]]] = []
+        needed_blocks: list[tuple[int, list[int], int]] = []
         for group, (pool, table) in enumerate(zip(self.pools, request.tables, strict=True)):
             if group in self._states:
                 if self._states[group].slots_needed(table) + drafts > pool.num_free:
                     return False
-                needed_blocks.append((0, []))
+                needed_blocks.append((0, [], 0))
                 continue
             self._drop(group, table, request.num_computed)
             shared = self._shared(request, group) if end > request.num_stored else []
-            new = max(0, end_block - table.logical_len)
-            if new + len(shared) > pool.num_free:
+            last = end_block if not table.evicted else -(-(end + ahead - table.evicted) // self.block_size)
+            new, kept = (
+                max(0, last - table.logical_len),
+                self._kept_blocks if evicts and group in self._evicting else 0,
+            )
+            if new + len(shared) + kept > pool.num_free:
                 return False
-            needed_blocks.append((new, shared))
-        for group, (new, shared) in enumerate(needed_blocks):
+            needed_blocks.append((new, shared, kept))
+        for group, (new, shared, kept) in enumerate(needed_blocks):
             pool, table = self.pools[group], request.tables[group]
             for entry in shared:
                 source, target = table.live[entry], pool.allocate()
@@ -222,17 +272,40 @@ class KVManager:
                 self._release(group, source)
                 table.changed_from = min(table.changed_from, entry)
             table.live.extend(pool.allocate() for _ in range(new))
+            table.targets = [pool.allocate() for _ in range(kept)]
         for state in self._states.values():
             state.advance(request, end)
         return True
 
+    def targets(self, request: Request) -> tuple[tuple[int, ...], ...]:
+        """The blocks that the slice just granted moves tokens to, for each group; () where it evicts none."""
+        if not any(table.targets for table in request.tables):
+            return ()
+        return tuple(tuple(table.targets) for table in request.tables)
+
+    def evict(self, request: Request) -> int:
+        """After the slice that moved what stays: free the blocks that it was moved from; returns the tokens given
+        up."""
+        if self._prompts.get(request.prompt_key) is request:
+            del self._prompts[request.prompt_key]
+        before = request.evicted
+        for group in self._evicting:
+            table = request.tables[group]
+            for block in reversed(table.live):
+                self._release(group, block)
+            table.live, table.targets = table.targets, []
+            table.changed_from = 0
+            table.evicted = request.num_computed - self._budget
+        return request.evicted - before
+
     def trim(self, request: Request, end: int) -> bool:
         """Free the blocks beyond positions 0 … end - 1, which were taken for drafts; whether there were any."""
-        end_block = -(-max(end, request.num_stored) // self.block_size)
+        end = max(end, request.num_stored)
         found = False
         for group, table in enumerate(request.tables):
             if group in self._states:
                 continue
+            end_block = -(-(end - table.evicted) // self.block_size)
             while table.logical_len > end_block:
                 self._release(group, table.live.pop())
                 found = True
@@ -267,6 +340,8 @@ class KVManager:
         """
         start = max(request.num_computed, request.num_stored)
         end = min(request.num_computed + num_tokens, len(request.tokens))
+        if request.evicted:
+            return  # its KV depends on what was evicted
         if (
             start // self.block_size == end // self.block_size
             and request.num_computed >= request.num_prompt
@@ -280,7 +355,7 @@ class KVManager:
             state.follow(request, added, end)
             for slot in state.settle(request):
                 self.step.add(request.number, (group, slot), findable=False)
-        if request.num_computed < request.num_prompt <= end:
+        if request.num_computed < request.num_prompt <= end and not _evicts_prompt(request):
             self._prompts[request.prompt_key] = request
         if not start < request.num_prompt <= end:
             return
@@ -388,8 +463,10 @@ class KVManager:
                     continue
                 for entry, block in enumerate(table.live):
                     logical = entry if entry < spec.sink_blocks else entry + table.dropped
-                    tokens = min(self.block_size, max(0, request.num_computed - logical * self.block_size))
+                    computed = request.num_computed - table.evicted
+                    tokens = min(self.block_size, max(0, computed - logical * self.block_size))
                     filled[group, block] = max(filled.get((group, block), 0), tokens)
+                filled.update({(group, block): 0 for block in table.targets})
         return KVUsage(
             total_blocks=sum(pool.num_blocks for pool in self.pools),
             held_blocks=len(filled) + len(slots),
@@ -425,7 +502,7 @@ class KVManager:
         """Live entries that the next writes reach and that are not the request's own: another sequence refers to the
         block, or the prefix cache hands it out."""
         spec, pool, table = self.groups[group], self.pools[group], request.tables[group]
-        entry = max(request.num_computed, request.num_stored) // self.block_size
+        entry = (max(request.num_computed, request.num_stored) - table.evicted) // self.block_size
         if entry >= spec.sink_blocks:
             entry = max(entry - table.dropped, spec.sink_blocks if table.dropped else 0)
         return [
@@ -442,6 +519,11 @@ _EVERY_TOKEN = (Pooling.MEAN, Pooling.ALL)
 def _needs_every_token(request: Request) -> bool:
     """Whether its results come from computing each token of the prompt, so that it can share none of them."""
     return request.params.prompt_logprobs is not None or request.pooling in _EVERY_TOKEN
+
+
+def _evicts_prompt(request: Request) -> bool:
+    """Whether tokens of the prompt are evicted when it is computed: its sequences do not share a last block."""
+    return request.eviction is not None and request.num_prompt > request.eviction.budget
 
 
 def _dropped(spec: KVGroupSpec, num_computed: int) -> int:
@@ -467,4 +549,4 @@ def _take_update(table: Table) -> TableUpdate | None:
         return None
     table.changed_from = len(table.live)
     table.told_dropped = table.dropped
-    return TableUpdate(first, blocks, table.dropped)
+    return TableUpdate(first, blocks, table.dropped, table.evicted)

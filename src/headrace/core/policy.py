@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.core.eviction import Eviction
 from headrace.core.params import MAX_LOGPROBS
 from headrace.core.request import Request
 
@@ -40,7 +41,7 @@ class SchedulerConfig:
     `kv_cache` False recomputes every sequence at every step: the baseline that shows what a cache is worth.
     `max_draft` is the most tokens that are drafted for a sequence at once.
     `seed` is the root of the seeds of requests that bring none. `max_logprobs` is the most alternatives that a request
-    may ask for at a position.
+    may ask for at a position. `eviction`: tokens that sequences give up; needs the KV cache, and no drafts.
     """
 
     max_num_seqs: int
@@ -59,6 +60,7 @@ class SchedulerConfig:
     max_draft: int = 0
     seed: int = 0
     max_logprobs: int = MAX_LOGPROBS
+    eviction: Eviction | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.core import trees
+from headrace.core.eviction import Eviction
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import BlockKeys
 from headrace.core.types import NOWHERE, NewRequest, NewSequence, RequestStats, Status
@@ -13,11 +14,13 @@ class Table:
 
     `changed_from` is the first live entry that changed since the last TableUpdate. In a group of retention STATE the
     one live entry is the slot with the state after the computed tokens, or after those of the slice just granted;
-    the other fields are described in states.py.
+    the other fields are described in states.py. `evicted` tokens have been given up, so the token at position p has
+    place p - evicted; `targets` are the blocks that the slice just granted moves those to stay to.
     """
 
     __slots__ = (
-        "base", "branch", "changed_from", "drafts", "dropped", "live", "source", "tail", "told_dropped", "writes",
+        "base", "branch", "changed_from", "drafts", "dropped", "evicted", "live", "source", "tail", "targets",
+        "told_dropped", "writes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -31,13 +34,16 @@ class Table:
         self.base = 0
         self.drafts: list[int] = []
         self.tail: tuple[bytes, int] | None = None
+        self.evicted = 0
+        self.targets: list[int] = []
 
     @property
     def held(self) -> list[int]:
         """Every block that it has a reference to."""
-        if self.branch is None and not self.drafts:
+        if self.branch is None and not self.drafts and not self.targets:
             return self.live
-        return [*self.live, *self.drafts, *(() if self.branch is None else (self.branch,))]
+        branch = () if self.branch is None else (self.branch,)
+        return [*self.live, *self.drafts, *branch, *self.targets]
 
     @property
     def logical_len(self) -> int:
@@ -49,15 +55,15 @@ class Request:
     """Completion `index` of a request. `num_computed` chases `len(tokens) + len(draft)`."""
 
     __slots__ = (
-        "charged", "draft", "draft_parents", "finish_by", "first", "index", "key", "keys", "known", "limit", "name",
-        "num_computed", "num_prompt", "num_stored", "number", "params", "pin_blocks", "pin_ttl_s", "pooling",
-        "priority", "prompt_key", "prompt_logprobs_done", "room", "salt", "seed", "start_by", "stats", "status",
-        "stop_ids", "tables", "tokens", "user", "weight",
+        "charged", "draft", "draft_parents", "eviction", "finish_by", "first", "index", "key", "keys", "known",
+        "limit", "name", "num_computed", "num_prompt", "num_stored", "number", "params", "pin_blocks", "pin_ttl_s",
+        "pooling", "priority", "prompt_key", "prompt_logprobs_done", "room", "salt", "seed", "start_by", "stats",
+        "status", "stop_ids", "tables", "tokens", "user", "weight",
     )  # fmt: skip
 
     def __init__(
         self, number: int, new: NewRequest, index: int, *, seed: int, stop_ids: frozenset[int], limit: int,
-        num_groups: int, keys: BlockKeys, now: float,
+        num_groups: int, keys: BlockKeys, now: float, eviction: Eviction | None = None,
     ) -> None:  # fmt: skip
         self.number = number  # the executor's name for it; rises with arrival
         self.name = new.request_id
@@ -86,6 +92,7 @@ class Request:
         self.seed = seed
         self.stop_ids = stop_ids
         self.limit = limit  # longest total length in tokens
+        self.eviction = eviction if self.params.samples else None
         # Times on the engine's clock: to be scheduled first, and to have ended.
         self.start_by = None if new.queue_timeout_s is None else now + new.queue_timeout_s
         self.finish_by = None if new.timeout_s is None else now + new.timeout_s
@@ -112,6 +119,18 @@ class Request:
 
     def forget_draft(self) -> None:
         self.draft = self.draft_parents = ()
+
+    @property
+    def next_point(self) -> int | None:
+        """The length at which it gives tokens up next; None where it never does."""
+        if self.eviction is None:
+            return None
+        return self.eviction.next_point(self.num_prompt, self.num_computed)
+
+    @property
+    def evicted(self) -> int:
+        """Tokens that groups which keep everything have given up."""
+        return 0 if self.eviction is None else max(table.evicted for table in self.tables)
 
     @property
     def started(self) -> bool:

@@ -17,6 +17,7 @@ from headrace.core.types import (
     BlockCopy,
     FinishReason,
     KVGroupSpec,
+    Observation,
     Output,
     SeqSlice,
     SliceResult,
@@ -51,7 +52,10 @@ class Scheduler:
         # Where prompts are computed whole there are no chunks to bound.
         self.step_budget = step_budget if config.chunked_prefill and config.kv_cache else None
         self.kv = KVManager(
-            groups, prefix_caching=prefix_caching and config.kv_cache, cache_scope=cache_scope
+            groups,
+            prefix_caching=prefix_caching and config.kv_cache,
+            cache_scope=cache_scope,
+            eviction=config.eviction,
         )
         self.service = ServiceCounter()
         self.waiting = WaitingQueue(config.order, self.service)
@@ -126,6 +130,7 @@ class Scheduler:
         copies: list[BlockCopy] = []
         granted: list[tuple[Request, int]] = []
         self._grants.draft_budget = self._left_for_drafts(budget)
+        self._grants.tokens_left = budget
         preemptions = self.stats.preemptions
         self.sort_running()
         if self.config.order is Order.FAIR and self.config.batching is Batching.CONTINUOUS:
@@ -141,7 +146,8 @@ class Scheduler:
                 self.kv.plan_slice(request, count)
                 granted.append((request, count))
                 budget -= count
-                prompts -= count if is_prompt else 0
+                self._grants.tokens_left = budget
+                prompts = max(0, prompts - count) if is_prompt else prompts
                 self._grants.draft_budget -= max(0, request.num_computed + count - len(request.tokens))
         wait_until = None
         if self.stats.preemptions == preemptions:
@@ -215,7 +221,7 @@ class Scheduler:
         load = StepLoad(
             decoding=len(decoding),
             rows=len(decoding) + sum(len(request.draft) for request in decoding),
-            keys=sum(len(request.tokens) for request in decoding),
+            keys=sum(len(request.tokens) - request.evicted for request in decoding),
             prompts=prompts,
         )
         return max(1, min(budget, self.step_budget.tokens(load)))
@@ -255,7 +261,7 @@ class Scheduler:
             if victim is not None:
                 self._preempt(victim)
             elif fits := self.kv.fits(request):
-                count = min(count - 1, fits)
+                count = self._grants.whole(request, min(count - 1, fits))
             else:
                 self._preempt(request)
                 count = 0
@@ -286,7 +292,8 @@ class Scheduler:
             self._join(request, now)
             self.kv.plan_slice(request, count)
             granted.append((request, count))
-            budget -= count
+            budget = max(0, budget - count)
+            self._grants.tokens_left -= count
             self.batch_room = max(0, self.batch_room - 1)
         return wait_until
 
@@ -320,8 +327,15 @@ class Scheduler:
             request.number, tokens, start, sample=end >= known and request.params.samples, num_draft=num_draft,
             draft_parents=() if trees.is_chain(parents) else parents, room=request.room,
             tables=self.kv.updates(request), new=new, num_stored=max(0, request.num_stored - start),
-            states=self.kv.states(request),
+            states=self.kv.states(request), observation=self._observation(request, start, end),
+            evicted=request.evicted,
         )  # fmt: skip
+
+    def _observation(self, request: Request, start: int, end: int) -> Observation | None:
+        if request.eviction is None:
+            return None
+        rows, fresh = request.eviction.observed(request.num_prompt, start, end)
+        return Observation(rows, fresh, self.kv.targets(request)) if rows else None
 
     def _preempt(self, request: Request) -> None:
         self._requeue(request)
@@ -398,6 +412,8 @@ class Scheduler:
 
     def _commit_slice(self, request: Request, work: SeqSlice, part: SliceResult, now: float) -> Output | None:
         request.num_computed = work.start + len(work.tokens)
+        if work.observation is not None and work.observation.targets:
+            self.stats.evicted_tokens += self.kv.evict(request)
         rejected = work.num_draft - max(0, len(part.tokens) - 1) if work.num_draft else 0
         if work.num_draft:
             request.num_computed -= rejected

@@ -25,6 +25,7 @@ class SchedulerStats:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_at: tuple[int, ...] = ()
+    evicted_tokens: int = 0  # of sequences, each counted once for all layers and heads
 
 
 class SchedulerCounts:

@@ -33,6 +33,7 @@ def steady_steps(engine: Engine) -> int:
         or scheduler.step_budget is not None  # it observes every step
         or config.order is Order.FAIR
         or config.max_draft
+        or config.eviction is not None
         or not config.kv_cache
         or kv.has_states
         or kv.has_windows

@@ -123,11 +123,15 @@ class TableUpdate:
     of blocks that have fallen out of the window so far, so live entry i covers logical block i for
     i < sink_blocks and logical block i + dropped after them. To apply: first drop the new leading window blocks,
     then replace `live[first:]` by `blocks`. With `first` 0 the table is a new one, whatever it was before.
+
+    `evicted` tokens of the sequence are gone, see core.eviction: the token at position p has place p - evicted of the
+    table.
     """
 
     first: int = 0
     blocks: tuple[int, ...] = ()
     dropped: int = 0
+    evicted: int = 0
 
 
 @record
@@ -141,6 +145,19 @@ class StateSlots:
 
     source: int
     writes: tuple[tuple[int, int], ...]
+
+
+@record
+class Observation:
+    """A slice whose last `rows` tokens decide which keys stay, see core.eviction. Attention to each key is summed over
+    them, starting anew with the first of them where `fresh`. In a group with `targets` what stays is copied to these
+    blocks."""
+
+    rows: int
+    fresh: bool
+    targets: tuple[
+        tuple[int, ...], ...
+    ] = ()  # one per KV group, () for one that keeps all; () before the last row
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +207,8 @@ class SeqSlice:
         StateSlots | None, ...
     ] = ()  # one per KV group, None but for retention STATE; () if there is none
     draft_parents: tuple[int, ...] = ()  # of a tree of drafts, see core.trees; () for a chain
+    observation: Observation | None = None
+    evicted: int = 0  # tokens before `start` that are gone, see core.eviction
 
     @property
     def known(self) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from headrace.core.eviction import Eviction
 from headrace.errors import DoesNotFit
 from headrace.plan.activations import activation_bytes
 from headrace.plan.draft_methods import branches, scratch_blocks
 from headrace.plan.drafts import DraftHeads, DraftModel
+from headrace.plan.eviction import eviction_bytes
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.kv import (
     KVDemand,
@@ -38,7 +40,7 @@ class Fit:
     block_size: None is the contiguous layout, one block of `length` tokens a sequence.
     state_interval: tokens between recurrent states that are kept for the prefix cache.
     drafts: most tokens that are drafted for a sequence one after the other; tree_nodes: most tokens of a tree of
-    drafts; draft, heads: what drafts them.
+    drafts; draft, heads: what drafts them. eviction: tokens that sequences give up.
     batched_tokens: most tokens of a step, or None for `default_tokens`, raised where more are needed;
     whole_prompts: a step must take the longest sequence at once.
     kv_bytes, kv_blocks: size of the KV cache where the user fixed it; kv_default_most caps it where not.
@@ -61,6 +63,7 @@ class Fit:
     draft: DraftModel | None = None
     heads: DraftHeads | None = None
     tree_nodes: int = 0
+    eviction: Eviction | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -89,6 +92,9 @@ class Fit:
         seqs = self.max_num_seqs + branches(self.tree_nodes)
         step = activation_bytes(self.program, tokens, seqs, self.stored, demands[:own])
         step += scratch_bytes(demands, self.scratch(length))
+        if self.eviction is not None:
+            threads = self.stored.threads
+            step += eviction_bytes(self.program.kv, self.eviction, seqs=seqs, length=length, threads=threads)
         if self.draft is not None:
             step += self.draft.activation_bytes(tokens, self.max_num_seqs, demands[own:])
         return max(0, self.memory - self.resident_bytes - step)
@@ -111,6 +117,7 @@ class Fit:
             state_interval=self.state_interval,
             drafts=self.drafts,
             num_drafter=len(drafters),
+            eviction=self.eviction,
         )
 
     def needed(self, length: int) -> int:

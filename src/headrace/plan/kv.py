@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.core.eviction import Eviction
 from headrace.core.types import KVGroupSpec
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.models.streaming import with_streaming
@@ -62,21 +63,25 @@ def kv_demands(
     state_interval: int | None = None,
     drafts: int = 0,
     num_drafter: int = 0,
+    eviction: Eviction | None = None,
 ) -> tuple[KVDemand, ...]:
     """Demand of each group when a sequence grows by at most `chunk` tokens a step, and up to `drafts` are drafted.
 
     The last `num_drafter` of the layouts are those of the model that drafts.
 
     `least_chunk` is the smallest step that a sequence can be cut to where memory is short, `chunk` if None.
-    Recurrent states are kept every `state_interval` tokens, rounded up to whole blocks.
+    Recurrent states are kept every `state_interval` tokens, rounded up to whole blocks. With `eviction` a sequence
+    holds, at the end of its prompt, the tokens that stay beside all of them.
     """
     interval = state_interval and -(-state_interval // block_size) * block_size
     least = chunk if least_chunk is None else least_chunk
     whole = -(-max_model_len // block_size)
+    budget = 0 if eviction is None else eviction.budget
+    kept = -(-budget // block_size)
 
     def blocks(layout: KVLayout, step: int) -> int:
         if layout.window is None:
-            return whole
+            return whole + (kept if max_model_len > budget else 0)
         # Two blocks of slack: window and step need not start at a block's edge, and a step takes its new
         # blocks before the ones that it still reads can fall out of the window.
         reach = -(-(layout.window + min(step + drafts, max_model_len)) // block_size) + 2

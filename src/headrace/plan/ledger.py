@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.core.types import KVGroupSpec
+from headrace.core.types import KVGroupSpec, Retention
 from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.activations import activation_parts
 from headrace.plan.drafts import DraftHeads, DraftModel
+from headrace.plan.eviction import eviction_bytes
 from headrace.plan.formats import KVFormat
 from headrace.plan.kv import KVDemand, kv_demands, scratch_bytes, sequence_bytes, streaming_spec
 from headrace.plan.resolved import ResolvedConfig
@@ -33,7 +35,8 @@ class Ledger:
 
     `weights`, `kv_pools` (one line a KV group) and `activations` add up to `total`. `kv_per_token` (one line
     a group) and `kv_per_sequence` (the worst moment of a sequence of max_model_len tokens) say what the pools
-    are made of and add nothing. A token in a window group costs memory only while the window holds it.
+    are made of and add nothing, nor does `kv_after_eviction`, what a sequence holds at most while it generates. A
+    token in a window group costs memory only while the window holds it.
     """
 
     parameters: int
@@ -42,6 +45,7 @@ class Ledger:
     kv_per_sequence: LedgerLine
     kv_pools: tuple[LedgerLine, ...]
     activations: tuple[LedgerLine, ...]
+    kv_after_eviction: LedgerLine | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -82,6 +86,7 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
         state_interval=resolved.state_interval,
         drafts=resolved.num_speculative_tokens,
         num_drafter=len(drafters),
+        eviction=resolved.eviction,
     )
     own, theirs = demands[: len(program.kv)], demands[len(program.kv) :]
     groups = list(zip(resolved.kv_groups, demands, strict=True))
@@ -120,9 +125,36 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
                 )
             ),
             *_tree_scratch(resolved, own),
+            *_eviction(program.kv, resolved),
             *_draft_activations(draft, resolved, theirs),
         ),
+        kv_after_eviction=_after_eviction(demands, resolved),
     )
+
+
+def _eviction(layouts: Sequence[KVLayout], resolved: ResolvedConfig) -> list[LedgerLine]:
+    sizes = resolved.eviction
+    if sizes is None:
+        return []
+    seqs, length, threads = resolved.most_segments, resolved.max_model_len, resolved.num_threads
+    size = eviction_bytes(layouts, sizes, seqs=seqs, length=length, threads=threads)
+    how = f"sums of attention to {format_count(sizes.most_tokens)} tokens of {seqs} sequences, and room to choose"
+    return [LedgerLine("KV eviction", size, how)]
+
+
+def _after_eviction(demands: Sequence[KVDemand], resolved: ResolvedConfig) -> LedgerLine | None:
+    sizes = resolved.eviction
+    if sizes is None:
+        return None
+    blocks = -(-sizes.most_tokens // resolved.block_size)
+    held = [
+        min(demand.per_sequence, blocks) if demand.layout.retention is Retention.FULL else demand.per_sequence
+        for demand in demands
+    ]
+    size = sum(count * demand.block_bytes for count, demand in zip(held, demands, strict=True))
+    newer = f"up to {format_count(sizes.interval)} newer ones"
+    how = f"{format_count(sizes.budget)} tokens of each KV head, and {newer}; not exact"
+    return LedgerLine("one sequence after eviction", size, how)
 
 
 def _draft_weights(draft: DraftModel | None) -> list[LedgerLine]:

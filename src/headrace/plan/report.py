@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from headrace.core.eviction import Eviction
 from headrace.core.types import KVGroupSpec
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
@@ -31,6 +32,8 @@ def report(
         *([("Tokenizer", table(tokenizer))] if tokenizer else []),
         ("Memory", table(_memory_rows(ledger), right=frozenset({1}))),
     ]
+    if resolved.eviction is not None:
+        sections.append(("KV eviction: answers are not exact", table(_eviction_rows(resolved.eviction))))
     rows = [tuple(row) for row in ops]
     if rows:
         sections.append(("Ops", table([OP_COLUMNS, *rows])))
@@ -63,6 +66,21 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset())
         ]
         lines.append(("  " + "  ".join(cells)).rstrip())
     return "\n".join(lines)
+
+
+def _eviction_rows(sizes: Eviction) -> list[tuple[str, str]]:
+    """What is evicted, when, and which requests it leaves alone."""
+    chosen = sizes.budget - sizes.sinks - sizes.recent
+    return [
+        ("what stays", f"{format_count(sizes.budget)} tokens of each KV head: the first {sizes.sinks}, the last "
+         f"{sizes.recent}, and {format_count(chosen)} by attention"),
+        ("who chooses", f"the queries of the last {sizes.window} tokens (SnapKV)"),
+        ("when", f"at the end of a prompt of more than {format_count(sizes.budget)} tokens, then every "
+         f"{format_count(sizes.interval)} tokens"),
+        ("exact", f"requests with at most {format_count(sizes.budget)} tokens of prompt and "
+         f"{format_count(sizes.most_tokens)} in all; scores and embeddings of prompts"),
+        ("quality here", "headrace bench eviction"),
+    ]  # fmt: skip
 
 
 def _drafting_rows(resolved: ResolvedConfig) -> list[tuple[str, str]]:
@@ -130,8 +148,9 @@ def _memory_rows(ledger: Ledger) -> list[tuple[str, str, str]]:
     section("activations", ledger.activation_bytes, ledger.activations)
     rows.append(("total", format_bytes(ledger.total), "weights + KV cache + activations"))
     section("KV of one token", ledger.kv_token_bytes, ledger.kv_per_token)
-    one = ledger.kv_per_sequence
-    rows.append((f"KV of {one.name}", format_bytes(one.bytes), one.how))
+    for one in (ledger.kv_per_sequence, ledger.kv_after_eviction):
+        if one is not None:
+            rows.append((f"KV of {one.name}", format_bytes(one.bytes), one.how))
     return rows
 
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from headrace.core.eviction import Eviction
 from headrace.core.types import KVGroupSpec
 from headrace.plan.draft_methods import branches
 from headrace.plan.drafts import DraftHeads, DraftModel
+from headrace.plan.eviction import choose_sizes
 from headrace.plan.formats import MemoryFormat, memory_format
 from headrace.plan.hardware import DeviceKind
 from headrace.quant.format import WeightFormat, WeightFormats
@@ -57,6 +59,12 @@ class ResolvedConfig:
     enable_chunked_prefill: bool
     attention_sinks: int | None
     sliding_window: int | None
+    kv_eviction: str
+    kv_eviction_budget: int | None
+    kv_eviction_window: int | None
+    kv_eviction_sinks: int | None
+    kv_eviction_recent: int | None
+    kv_eviction_interval: int | None
     batching: str
     batch_size: int
     batch_wait_s: float
@@ -93,6 +101,15 @@ class ResolvedConfig:
     def weight_format(self) -> WeightFormat | None:
         """The one of `weight_formats` that represents the model."""
         return None if self.weight_formats is None else self.weight_formats.main
+
+    @property
+    def eviction(self) -> Eviction | None:
+        """What sequences evict; None where they keep everything."""
+        sizes = (
+            self.kv_eviction_budget, self.kv_eviction_window, self.kv_eviction_sinks, self.kv_eviction_recent,
+            self.kv_eviction_interval,
+        )  # fmt: skip
+        return None if self.kv_eviction == "off" else choose_sizes(*sizes)
 
     @property
     def tree_branches(self) -> int:

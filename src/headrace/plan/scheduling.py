@@ -27,4 +27,5 @@ def scheduler_config(
         max_draft=resolved.num_speculative_tokens,
         seed=resolved.seed,
         max_logprobs=resolved.max_logprobs,
+        eviction=resolved.eviction,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.types import KVGroupSpec, TableUpdate
+from headrace.core.types import KVGroupSpec, Retention, TableUpdate
 from headrace.runner.step import GroupTables
 
 FIRST_BLOCKS = 64
@@ -26,6 +26,8 @@ class BlockTables:
         self._table: NDArray[np.int32] = np.zeros((max_seqs, FIRST_BLOCKS), dtype=np.int32)
         self._length: NDArray[np.int32] = np.zeros(max_seqs, dtype=np.int32)
         self._dropped: NDArray[np.int32] = np.zeros(max_seqs, dtype=np.int32)
+        self._evicted: NDArray[np.int32] = np.zeros(max_seqs, dtype=np.int32)
+        self._evicts = False  # some sequence has evicted tokens, or had
 
     def apply(self, row: int, update: TableUpdate) -> None:
         """Bring one sequence's row up to date. An update from entry 0 on replaces the whole row."""
@@ -37,10 +39,13 @@ class BlockTables:
         self._table[row, first:end] = blocks
         self._length[row] = end
         self._dropped[row] = update.dropped
+        self._evicted[row] = update.evicted
+        self._evicts = self._evicts or update.evicted > 0
 
     def clear(self, row: int) -> None:
         self._length[row] = 0
         self._dropped[row] = 0
+        self._evicted[row] = 0
 
     def branch(self, row: int, target: int, logical: int, blocks: Sequence[int]) -> None:
         """Let row `target` be a copy of a sequence's row with `blocks` from logical block `logical` on."""
@@ -67,11 +72,15 @@ class BlockTables:
             self.slots(row_of_token, positions),
             self.group.sink_blocks,
             self.group.block_size,
+            evicted=self._evicted[rows] if self._evicts else None,
+            evicts=self.group.retention is Retention.FULL,
         )
 
     def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where positions [N] of rows [N] are stored."""
         size, sink_blocks = self.group.block_size, self.group.sink_blocks
+        if self._evicts:
+            positions = positions - self._evicted[rows]
         logical = positions // size
         entry = logical
         if self.group.window is not None:  # only then do blocks drop out

@@ -63,7 +63,9 @@ class NativeBackend:
                 progress=progress,
             )
         kv = NativeKV(program.kv, stored.groups, resolved.kv_cache_dtype)
-        limits = TapeLimits(resolved.max_num_batched_tokens, resolved.most_segments)
+        limits = TapeLimits(
+            resolved.max_num_batched_tokens, resolved.most_segments, resolved.max_model_len, resolved.eviction
+        )
         return NativeDecoder(program, weights, kv, stored.groups, kernels, team, limits)
 
     def load_layers(self, weights: StoredWeights, layers: DraftLayers, stored: Stored) -> NativeLayers:

@@ -59,6 +59,7 @@ class NativeTape:
         ]
         states = [group.arrays() for group in step.groups if isinstance(group, StateTables)]
         more = None if step.more is None else (step.more, _more_slots(step))
+        evicted, observed = _evicted(step), _observed(step)
         if step.hidden_rows is None:
             return self.tape.run(
                 step.ids,
@@ -69,6 +70,8 @@ class NativeTape:
                 step.logits_rows,
                 states=states,
                 more=more,
+                evicted=evicted,
+                observed=observed,
             )
         self._hidden = self._hidden[:0].copy()  # free the last states before new ones are allocated
         width = -(-self.program.hidden_size // 16) * 16
@@ -85,6 +88,8 @@ class NativeTape:
             hidden=final,
             states=states,
             more=more,
+            evicted=evicted,
+            observed=observed,
         )
         self._hidden = hidden[:, : self.program.hidden_size]
         return logits
@@ -137,3 +142,34 @@ class NativeDecoder(NativeTape):
 def _more_slots(step: Step) -> list[NDArray[np.int64]]:
     groups = [group for group in step.groups if not isinstance(group, StateTables)]
     return [group.more_slots for group in groups if group.more_slots is not None]
+
+
+def _evicted(step: Step) -> list[NDArray[np.int32] | None] | None:
+    groups = [group for group in step.groups if not isinstance(group, StateTables)]
+    if all(group.evicted is None for group in groups):
+        return None
+    return [group.evicted for group in groups]
+
+
+def _observed(step: Step) -> tuple[NDArray[np.int32], list[NDArray[np.int32] | None]] | None:
+    """What `Tape.run` takes: five numbers of each sequence, and in each KV group the blocks that its tokens move to."""
+    if not step.observed:
+        return None
+    rows = np.array(
+        [
+            (one.seq, one.what.rows, one.memory, one.what.fresh, bool(one.what.targets))
+            for one in step.observed
+        ],
+        dtype=np.int32,
+    )
+    targets: list[NDArray[np.int32] | None] = []
+    for index, group in enumerate(step.groups):
+        if isinstance(group, StateTables):
+            continue
+        moved = [one.what.targets[index] if one.what.targets else () for one in step.observed]
+        width = max(1, *map(len, moved))
+        table = np.zeros((len(moved), width), dtype=np.int32)
+        for at, blocks in enumerate(moved):
+            table[at, : len(blocks)] = blocks
+        targets.append(table if group.evicts else None)
+    return rows, targets

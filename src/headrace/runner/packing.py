@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from headrace.core.record import record
 from headrace.core.types import SeqSlice
 from headrace.runner.block_tables import BlockTables
-from headrace.runner.step import NOWHERE, GroupTables, StateTables, Step
+from headrace.runner.step import NOWHERE, GroupTables, Observed, StateTables, Step
 
 
 @record
@@ -87,6 +87,11 @@ def pack(
         logits_rows=np.array(selected, dtype=np.int64),
         hidden_rows=np.array(pooled, dtype=np.int64) if pooled else None,
         more=_write_more(writes, tables, groups, len(ids)) if writes else None,
+        observed=tuple(
+            Observed(seq, table_rows[seq], work.observation)
+            for seq, work in enumerate(slices)
+            if work.observation is not None
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.types import StateSlots
+from headrace.core.types import Observation, StateSlots
 
 NOWHERE = -1
 """The slot of a token whose key and value are not written."""
@@ -18,7 +18,8 @@ class GroupTables:
     """Where the KV of one group is stored. S sequences, T tokens.
 
     A table row lists live blocks (see core.types.TableUpdate): entry i holds logical block i for i < sink_blocks
-    and logical block i + dropped[s] after them. Rows are padded with any block past their length.
+    and logical block i + dropped[s] after them. Rows are padded with any block past their length. The token at
+    position p of sequence s has place p - evicted[s] of the table.
     """
 
     block_tables: NDArray[np.int32]  # [S, B]
@@ -27,6 +28,8 @@ class GroupTables:
     sink_blocks: int
     block_size: int
     more_slots: NDArray[np.int64] | None = None  # [W]: where else they go, see Step.more
+    evicted: NDArray[np.int32] | None = None  # [S]; None for 0
+    evicts: bool = False  # observed sequences choose in this group what stays
 
 
 @dataclass(slots=True)
@@ -45,6 +48,16 @@ class StateTables:
 
 
 @dataclass(slots=True)
+class Observed:
+    """A sequence of the step whose last tokens decide which keys stay, see core.types.Observation. `memory`: a number
+    that no other sequence of the engine has, below the most sequences."""
+
+    seq: int
+    memory: int
+    what: Observation
+
+
+@dataclass(slots=True)
 class Step:
     """T tokens of S sequences, packed one sequence after the other, each in rising position. All arrays are
     contiguous."""
@@ -58,3 +71,4 @@ class Step:
     hidden_rows: NDArray[np.int64] | None = None  # [P]: tokens whose final hidden states are returned
     # [T + 1]: the key and value of token t also go to slots more[t]:more[t + 1] of each group's `more_slots`
     more: NDArray[np.int32] | None = None
+    observed: tuple[Observed, ...] = ()

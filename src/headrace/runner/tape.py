@@ -12,7 +12,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from headrace._native import Kernels, PackedMatrix, Tape, Team
-from headrace.core.types import KVGroupSpec
+from headrace.core.eviction import Eviction
+from headrace.core.types import KVGroupSpec, Retention
 from headrace.models.rope import inverse_frequencies
 from headrace.models.weights import Weights
 from headrace.program.placement import Call, Encoding, Place, Type, place
@@ -47,6 +48,8 @@ class TapeLimits:
 
     max_tokens: int
     max_seqs: int
+    max_length: int = 0  # of a sequence, where tokens are evicted
+    eviction: Eviction | None = None
 
 
 def compile_tape(
@@ -71,7 +74,11 @@ def compile_tape(
         vocab_size=program.vocab_size,
     )
     compiler = _Compiler(
-        tape, weights, _add_caches(tape, program, kv, groups), _add_states(tape, program, kv, groups)
+        tape,
+        weights,
+        _add_caches(tape, program, kv, groups),
+        _add_states(tape, program, kv, groups),
+        _evicting(tape, program, groups, limits),
     )
     queries: Type = "f32" if kv.type == "f32" else "bf16"
     calls = place(program, lambda weight: _encoding(weights, weight), queries)
@@ -125,6 +132,25 @@ def _add_caches(tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVG
     return caches
 
 
+def _evicting(
+    tape: Tape, program: Program, groups: Sequence[KVGroupSpec], limits: TapeLimits
+) -> frozenset[int]:
+    """The layers whose caches evict tokens."""
+    if limits.eviction is None:
+        return frozenset()
+    tape.set_eviction(
+        budget=limits.eviction.budget,
+        sinks=limits.eviction.sinks,
+        recent=limits.eviction.recent,
+        most=limits.eviction.most_tokens,
+        longest=max(limits.max_length, limits.eviction.most_tokens),
+    )
+    found = zip(program.kv, groups, strict=True)
+    return frozenset(
+        layer for layout, group in found if group.retention is Retention.FULL for layer in layout.layers
+    )
+
+
 def _add_states(
     tape: Tape, program: Program, kv: NativeKV, groups: Sequence[KVGroupSpec]
 ) -> dict[int, tuple[int, ...]]:
@@ -153,6 +179,7 @@ class _Compiler:
     weights: Weights
     caches: Mapping[int, int]  # by layer
     states: Mapping[int, tuple[int, ...]]  # by layer
+    evicting: frozenset[int] = frozenset()  # layers
     numbers: dict[Place, int] = field(default_factory=dict)
 
     def buffer(self, place: Place) -> int:
@@ -309,6 +336,8 @@ class _Compiler:
     def attention(self, call: Call) -> None:
         op: Op[Attention] = call.op
         q, *q_sink = (self.buffer(place) for place in call.inputs)
+        soft_cap = op.attributes.soft_cap or 0.0
+        learned_sinks = self.weights.vectors[op.weights[0].name] if op.weights else None
         self.tape.attention(
             q,
             q_sink[0] if q_sink else None,
@@ -319,11 +348,21 @@ class _Compiler:
             window=op.attributes.window or 0,
             chunked=op.attributes.chunked,
             sinks=op.attributes.sinks,
-            soft_cap=op.attributes.soft_cap or 0.0,
+            soft_cap=soft_cap,
             slopes=np.array(op.attributes.slopes, dtype=np.float32) if op.attributes.slopes else None,
-            learned_sinks=self.weights.vectors[op.weights[0].name] if op.weights else None,
+            learned_sinks=learned_sinks,
             layer=_layer(op),
         )
+        if op.attributes.cache in self.evicting and op.attributes.cache == op.layer:
+            self.tape.evict(
+                q,
+                self.caches[op.attributes.cache],
+                num_heads=op.attributes.num_heads,
+                scale=op.attributes.scale,
+                soft_cap=soft_cap,
+                learned_sinks=learned_sinks,
+                layer=_layer(op),
+            )
 
     def ungroup(self, call: Call) -> None:
         op: Op[Ungroup] = call.op

@@ -47,6 +47,7 @@ def _engine_counts(stats: EngineStats) -> Counter[str]:
             "forks": scheduler.forks,
             "retried_slices": scheduler.retried_slices,
             "block_copies": scheduler.block_copies,
+            "kv_evicted_tokens": scheduler.evicted_tokens,
             "drafts": scheduler.drafts,
             "draft_tokens": scheduler.draft_tokens,
             "accepted_tokens": scheduler.accepted_tokens,

@@ -89,7 +89,7 @@ def sums(plan: StepPlan) -> tuple[int, int, int]:
         count = len(work.tokens)
         if work.sample and count == 1 + work.num_draft:
             rows += count
-            keys += work.start + 1
+            keys += work.start + 1 - work.evicted
         else:
             prompt += count
     return rows, keys, prompt

@@ -85,7 +85,7 @@ StepShape = tuple[SliceShape, ...]
 def step_shape(plan: StepPlan) -> StepShape:
     """The shape of a scheduler's plan."""
     return tuple(
-        SliceShape(len(work.tokens), work.start, 1 + work.num_draft if work.sample else 0)
+        SliceShape(len(work.tokens), work.start - work.evicted, 1 + work.num_draft if work.sample else 0)
         for work in plan.slices
     )
 

@@ -42,9 +42,11 @@ class CostTimes:
             count = len(work.tokens)
             if count == 1 and work.sample:
                 batch += 1
-                keys += work.start + 1
+                keys += work.start + 1 - work.evicted
             else:
-                prompts.append(SliceShape(count, work.start, 1 + work.num_draft if work.sample else 0))
+                prompts.append(
+                    SliceShape(count, work.start - work.evicted, 1 + work.num_draft if work.sample else 0)
+                )
         return self._cost.mixed_s(batch, keys, tuple(prompts))
 
     def steady_s(self, batch: int, keys: int, steps: int) -> Sequence[float]:

@@ -1,0 +1,106 @@
+"""The benchmark of eviction: its tasks, and what it finds on the bundled model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.eviction import (
+    ABSENT,
+    CONTINUATION,
+    FULL,
+    NEAR,
+    RECENT,
+    SNAPKV,
+    make_tasks,
+    measure,
+    variants,
+)
+from headrace.cli import main
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.evaluation.documents import BUNDLED_TEXTS, read_records
+from tests import needs
+
+needs.native()
+
+TALE = EngineConfig("tale", num_threads=1)
+
+
+def test_needles_are_told_by_the_beginning_of_the_text_alone() -> None:
+    tasks = make_tasks(TALE, read_records(BUNDLED_TEXTS), prompt=200, output=32, samples=6)
+    assert [task.kind for task in tasks] == [CONTINUATION, ABSENT] * 6
+    assert {(len(task.prompt), len(task.target)) for task in tasks} == {(200, 32)}
+    assert sum(len(task.needles) for task in tasks) > 0
+    for whole, absent in zip(tasks[::2], tasks[1::2], strict=True):
+        assert (whole.target, whole.needles) == (absent.target, absent.needles)
+        assert whole.prompt[-NEAR:] == absent.prompt[-NEAR:] and whole.prompt != absent.prompt
+        for at in whole.needles:
+            assert whole.target[at] in whole.prompt and whole.target[at] not in whole.prompt[-NEAR:]
+
+
+def test_every_variant_predicts_the_same_tokens() -> None:
+    """The whole cache, and a budget that holds all, give the same numbers; a small one does not."""
+    tasks = make_tasks(TALE, read_records(BUNDLED_TEXTS), prompt=160, output=32, samples=2)
+    found = {}
+    for budget in (512, 24):
+        for method, _, config in variants(TALE, [budget]):
+            found[method, budget] = measure(config, tasks)
+    assert found[FULL, 512][0] == found[SNAPKV, 512][0] == found[RECENT, 512][0]
+    assert found[SNAPKV, 512][1] == 0 and found[SNAPKV, 24][1] == found[RECENT, 24][1] == 4 * (136 + 30)
+    assert found[FULL, 24][0] != found[SNAPKV, 24][0] != found[RECENT, 24][0]
+    assert all(len(one.logprobs) == len(one.best) == 32 for one in found[SNAPKV, 24][0])
+
+
+def test_texts_that_are_too_short(tmp_path: Path) -> None:
+    data = tmp_path / "short.txt"
+    data.write_text("A fish.\n\nA bird.")
+    with pytest.raises(ConfigError, match="the texts have"):
+        make_tasks(TALE, read_records(data), prompt=100, output=8, samples=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--shares", "0"], "--shares are above 0"),
+        (["--shares", "2"], "--shares are above 0"),
+        (["--speculative", "ngram"], "cannot run with speculative"),
+        (["--data", "/nowhere"], "cannot read /nowhere"),
+    ],
+)
+def test_bad_input_is_refused_before_the_work(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "eviction", *words]) != 0
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_attention_keeps_what_the_text_needs(tmp_path: Path) -> None:
+    """On held-out stories: SnapKV beats sinks and recent tokens at each budget, in perplexity and in needles."""
+    out = tmp_path / "out.json"
+    words = [
+        "--samples",
+        "40",
+        "--shares",
+        "0.25",
+        "0.125",
+        "--json",
+        str(out),
+        "--plot",
+        str(tmp_path / "x.svg"),
+    ]
+    assert main(["bench", "eviction", "--num-threads", "1", *words]) == 0
+    rows = {
+        (row["labels"]["method"], row["labels"]["budget"]): row["values"]
+        for row in json.loads(out.read_text())["rows"]
+    }
+    for budget in (128, 64):
+        snapkv, recent = rows[SNAPKV, budget], rows[RECENT, budget]
+        assert snapkv["perplexity"] < recent["perplexity"]
+        assert snapkv["needle_recall"] >= recent["needle_recall"]
+        assert snapkv["kept"] == budget / 512
+    assert rows[FULL, 512]["needle_recall"] > 0.5 > rows[FULL, 512]["guessed_recall"]
+    assert (tmp_path / "x.svg").stat().st_size > 1000
