@@ -79,11 +79,11 @@ def test_bad_input_is_refused_before_the_work(
 
 @pytest.mark.long
 def test_attention_keeps_what_the_text_needs(tmp_path: Path) -> None:
-    """On held-out stories: SnapKV beats sinks and recent tokens at each budget, in perplexity and in needles."""
+    """On held-out stories SnapKV beats sinks and recent tokens, and the most where the budget is small."""
     out = tmp_path / "out.json"
     words = [
         "--samples",
-        "40",
+        "64",
         "--shares",
         "0.25",
         "0.125",
@@ -100,7 +100,8 @@ def test_attention_keeps_what_the_text_needs(tmp_path: Path) -> None:
     for budget in (128, 64):
         snapkv, recent = rows[SNAPKV, budget], rows[RECENT, budget]
         assert snapkv["perplexity"] < recent["perplexity"]
-        assert snapkv["needle_recall"] >= recent["needle_recall"]
+        assert snapkv["needle_probability"] > recent["needle_probability"]
         assert snapkv["kept"] == budget / 512
-    assert rows[FULL, 512]["needle_recall"] > 0.5 > rows[FULL, 512]["guessed_recall"]
+    assert rows[SNAPKV, 64]["needle_recall"] > rows[RECENT, 64]["needle_recall"] + 0.1
+    assert rows[FULL, 512]["needle_recall"] > 0.7 > 0.4 > rows[FULL, 512]["guessed_recall"]
     assert (tmp_path / "x.svg").stat().st_size > 1000
