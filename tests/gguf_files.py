@@ -359,10 +359,12 @@ def write_gguf(
     gguf = needs.package("gguf")
     config = json.loads((folder / "config.json").read_text())
     layout = LAYOUTS[config["model_type"]]
-    names = _names(gguf, layout.arch, config)
+    stored = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    further = int(any(name.startswith("mtp.") or ".eh_proj." in name for one in stored for name in one))
+    names = _names(gguf, layout.arch, config, further)
     choose: Choose = (lambda name: kind) if isinstance(kind, str) else kind
     writer = gguf.GGUFWriter(out, layout.arch, **options)
-    _add_sizes(gguf, writer, config)
+    _add_sizes(gguf, writer, config, further)
     layout.metadata(gguf, writer, config)
     if tokenizer is not None:
         writer.add_tokenizer_model(tokenizer)
@@ -370,8 +372,9 @@ def write_gguf(
         _add_vocabulary(gguf, writer, json.loads((folder / "tokenizer.json").read_text()), config)
         if (folder / "chat_template.jinja").is_file():
             writer.add_chat_template((folder / "chat_template.jinja").read_text())
-    for path in sorted(folder.glob("*.safetensors")):
-        for name, tensor in _with_experts_together(load_file(path)).items():
+    for one_file in stored:
+        beside = {_after_the_last(name, config): tensor for name, tensor in one_file.items()}
+        for name, tensor in _with_experts_together(beside).items():
             if name == "lm_head.weight" and config.get("tie_word_embeddings"):
                 continue
             values = tensor.float().numpy()
@@ -386,6 +389,25 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return out
+
+
+_NEXT = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
+"""Qwen's parts of the layer that predicts further tokens, and those of DeepSeek."""
+
+
+def _after_the_last(name: str, config: Config) -> str:
+    """With that layer of Qwen's after the last one, as the other families have it."""
+    if not name.startswith("mtp."):
+        return name
+    layer, part = f"model.layers.{_size(config, *_LAYERS)}.", name.removeprefix("mtp.")
+    if part.startswith("layers.0."):
+        return layer + part.removeprefix("layers.0.")
+    return f"{layer}{_NEXT[part.removesuffix('.weight')]}.weight"
 
 
 def _as_asked(name: str) -> str:
@@ -464,15 +486,23 @@ _SCALES = {".router.scale": "ffn_gate_inp", ".per_expert_scale": "ffn_down_exps"
 _ENDINGS = (".weight", ".bias", ".sinks", ".A_log")
 
 
-def _names(gguf: Any, arch: str, config: Config) -> Callable[[str], str]:
-    """From a checkpoint's names to those of the file."""
+_FURTHER = re.compile(
+    r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|embed_tokens|shared_head\.norm|shared_head\.head)\.weight"
+)
+"""Written by later versions of the converter for more architectures than the package gguf knows."""
+
+
+def _names(gguf: Any, arch: str, config: Config, further: int) -> Callable[[str], str]:
+    """From a checkpoint's names to those of the file, which has so many layers that predict further tokens."""
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    table = gguf.get_tensor_name_map(number, _size(config, *_LAYERS))
+    table = gguf.get_tensor_name_map(number, _size(config, *_LAYERS) + further)
 
     def name(of: str) -> str:
         for end, part in _SCALES.items():
             if of.endswith(end):
                 return f"blk.{of.split('.')[2]}.{part}.scale"
+        if match := _FURTHER.fullmatch(of):
+            return f"blk.{match[1]}.nextn.{match[2].replace('.', '_')}.weight"
         of = of if of.endswith(_ENDINGS) else f"{of}.weight"
         found: str | None = table.get_name(of, try_suffixes=(".weight", ".bias"))
         found = f"{found}.weight" if of.endswith(".sinks") else found
@@ -506,7 +536,8 @@ def _rope(config: Config) -> dict[str, Any]:
     """Of the layers with full attention."""
     found: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
     found = found.get("full_attention", found)
-    return {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": "default", **found}
+    theta, turned = config.get("rope_theta", 10_000.0), config.get("partial_rotary_factor", 1.0)
+    return {"rope_theta": theta, "rope_type": "default", "partial_rotary_factor": turned, **found}
 
 
 def _head_dim(config: Config) -> int:
@@ -528,13 +559,15 @@ def _rope_divisors(config: Config) -> NDArray[np.float32] | None:
     return (plain / scaled.double()).float().numpy()
 
 
-def _add_sizes(gguf: Any, writer: Any, config: Config) -> None:
+def _add_sizes(gguf: Any, writer: Any, config: Config, further: int) -> None:
     rope, hidden = _rope(config), _size(config, *_HIDDEN)
     writer.add_context_length(
         _size(config, "max_position_embeddings", "n_positions", "max_seq_len", "hidden_size")
     )
     writer.add_embedding_length(hidden)
-    writer.add_block_count(_size(config, *_LAYERS))
+    writer.add_block_count(_size(config, *_LAYERS) + further)
+    if further:
+        writer.add_nextn_predict_layers(further)
     plain = config["model_type"] in ("gpt2", "bloom", "mpt")
     inner = config.get("n_inner") or 4 * hidden if plain else config.get("intermediate_size")
     inner = config.get("intermediate_size_mlp") or config.get("shared_intermediate_size") or inner

@@ -16,7 +16,8 @@ Tensors = dict[str, NDArray[np.float32]]
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek": tiny_checkpoint.CONFIGS["deepseek"] | {"num_nextn_predict_layers": 1},
-    "delta": tiny_checkpoint.RECURRENT["delta"] | {"mtp_num_hidden_layers": 1},
+    "delta": tiny_checkpoint.RECURRENT["delta"]
+    | {"mtp_num_hidden_layers": 1, "linear_conv_kernel_dim": 4, "full_attention_interval": 2},
 }
 GLM: dict[str, Any] = {
     "model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "vocab_size": 2048, "hidden_size": 64,
@@ -57,6 +58,8 @@ def tensors(name: str) -> Tensors:
     size, spread = config["hidden_size"], tiny_checkpoint.SPREAD
     more: Tensors = {}
     for tensor, values in made.items():
+        if tensor.endswith("conv1d.weight"):
+            made[tensor] = values.reshape(-1, 1, config["linear_conv_kernel_dim"])  # as it is published
         if tensor.startswith(LIKE[name]):
             noise = (rng.standard_normal(values.shape) * spread).astype(np.float32)
             own = own_layer(name) + tensor.removeprefix(LIKE[name])

@@ -19,6 +19,7 @@ from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
 from headrace.errors import CheckpointError, ConfigError
 from tests import needs, tiny_mtp
+from tests.gguf_files import write_gguf
 from tests.models.quantized.packers import fp8
 from tests.speculative.watched import drive
 
@@ -90,6 +91,39 @@ def test_drafts_are_those_of_the_formula(name: str, ops: str | None, tmp_path: P
     for tokens, drafts in watched.proposed:
         assert drafts == reference.draft(tokens, states[: len(tokens) - 1], len(drafts)), len(tokens)
     assert any(len(drafts) == 3 for _, drafts in watched.proposed)
+
+
+@pytest.mark.parametrize("name", ["glm", pytest.param("delta", marks=LONG)])
+def test_a_gguf_file_brings_the_same_layer(name: str, tmp_path: Path) -> None:
+    """As `blk.N.nextn`, after the model's layers; copies of the embedding and the head are not read."""
+    folder = tiny_mtp.write(tmp_path / "model", name)
+    path = write_gguf(folder, tmp_path / "model.gguf", "F32")
+    request = NewRequest("a", PROMPT, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    proposed = []
+    for model in (folder, path):
+        options = {"speculative": "mtp", "tokenizer": "tale", "num_speculative_tokens": 3}
+        _, watched = drive([request], model=str(model), **options)
+        proposed.append(watched.proposed)
+    assert proposed[0] == proposed[1] and len(proposed[0]) >= 5
+
+
+def test_a_quantised_gguf_file_drafts_with_its_blocks(tmp_path: Path) -> None:
+    """`auto` finds the layer, whose last norm is the model's where it has none, and the answer stays the same."""
+    folder = tiny_mtp.write(tmp_path / "model", "glm", without="model.layers.2.shared_head.norm.weight")
+    path = str(write_gguf(folder, tmp_path / "model.gguf", "Q8_0"))
+    plan = survey(EngineConfig(path, speculative="auto", tokenizer="tale", kv_cache_memory="4MiB"))
+    draft = plan.resolved.draft_model
+    assert plan.resolved.speculative == "ngram,mtp" and draft is not None and draft.spec.codes is not None
+    assert "model.layers.2.eh_proj.weight" in dict(draft.spec.codes.formats)
+    assert not any("layers.2." in one for one, _ in plan.spec.codes.formats)  # those of the model are apart
+    greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    options: dict[str, Any] = {"num_threads": 1, "show_progress": False, "tokenizer": "tale"}
+    prompt = {"prompt_token_ids": list(PROMPT)}
+    (plain,) = LLM(path, **options).generate([prompt], greedy, use_tqdm=False)
+    always = LLM(path, speculative="mtp", adaptive_speculation=False, **options)
+    (found,) = always.generate([prompt], greedy, use_tqdm=False)
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert always.parts.engine.stats().scheduler.draft_tokens > 5
 
 
 def test_models_without_such_a_layer_are_refused(tmp_path: Path) -> None:

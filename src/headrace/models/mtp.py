@@ -12,7 +12,7 @@ from typing import Any
 from headrace.errors import CheckpointError, ConfigError
 from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
-from headrace.models.names import WeightNames
+from headrace.models.names import LAYER, WeightNames
 from headrace.models.packed.header import is_packed
 from headrace.models.quantized.matrices import find_coded
 from headrace.models.quantized.methods import quantization_of, read_method
@@ -20,10 +20,9 @@ from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec, RecurrentSpec, StoredCodes
 from headrace.models.stored import StoredWeights, open_weights
+from headrace.models.weight_files import SelfDescribedFiles
 from headrace.models.weights import check_present
 from headrace.program.lower_layers import lower_layers
-
-_LAYER = "model.layers.{i}."
 
 
 def find_mtp(source: ModelSource, spec: ModelSpec) -> tuple[DraftLayers, StoredWeights]:
@@ -34,11 +33,11 @@ def find_mtp(source: ModelSource, spec: ModelSpec) -> tuple[DraftLayers, StoredW
     names = weight_names(spec)
     checkpoint = None
     if source.path is not None and not is_packed(source.path):
-        checkpoint = open_weights(source, spec).checkpoint
-    if names.mtp is None or not isinstance(checkpoint, Checkpoint):
+        checkpoint = source.files or open_weights(source, spec).checkpoint
+    if names.mtp is None or checkpoint is None:
         raise ConfigError(
             f"{source.name} brings no layer that predicts further tokens: speculative mtp is for checkpoints of "
-            "DeepSeek V3, GLM-4.5 and Qwen3-Next, in safetensors files"
+            "DeepSeek V3, GLM-4.5 and Qwen3-Next, in safetensors or GGUF files"
         )
     count = str(len(spec.layers))
     join, state, embedding, final, prefix = (
@@ -70,6 +69,9 @@ def find_mtp(source: ModelSource, spec: ModelSpec) -> tuple[DraftLayers, StoredW
         state_norm=state,
         embedding_norm=embedding,
     )
+    if source.files is not None:
+        return _with_blocks(layers, source.files)
+    assert isinstance(checkpoint, Checkpoint)  # files that do not describe themselves are safetensors
     return _with_codes(source, layers, checkpoint)
 
 
@@ -78,8 +80,8 @@ def _placed(names: WeightNames, prefix: str) -> WeightNames:
     placed: dict[str, Any] = {}
     for field in fields(names):
         value = getattr(names, field.name)
-        if isinstance(value, str) and value.startswith(_LAYER):
-            placed[field.name] = value.replace(_LAYER, f"{prefix}.")
+        if isinstance(value, str) and value.startswith(LAYER):
+            placed[field.name] = value.replace(LAYER, f"{prefix}.")
     return replace(names, **placed)
 
 
@@ -97,4 +99,15 @@ def _with_codes(
     formats = tuple((name, one.format) for name, one in found.items())
     codes = StoredCodes(method.name, formats, method.activations) if formats else None
     weights = StoredWeights(checkpoint, method.name, found, activations=method.activations)
+    return replace(layers, spec=replace(layers.spec, codes=codes)), weights
+
+
+def _with_blocks(layers: DraftLayers, files: SelfDescribedFiles) -> tuple[DraftLayers, StoredWeights]:
+    """With the types that a file states for the layer's matrices."""
+    program = lower_layers(layers, 1)
+    coded = {name: one for name, one in files.coded_further().items() if name in program.tensors()}
+    check_present(files, program)
+    formats = tuple((name, one.format) for name, one in coded.items())
+    codes = StoredCodes(files.method, formats, "int8") if formats else None
+    weights = StoredWeights(files, files.method, coded, activations="int8", by_rows=True)
     return replace(layers, spec=replace(layers.spec, codes=codes)), weights

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LAYER = "model.layers.{i}."
+"""What the names of a layer's tensors begin with."""
+
 
 @dataclass(frozen=True, slots=True)
 class MTPNames:

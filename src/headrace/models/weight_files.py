@@ -122,6 +122,11 @@ class SelfDescribedFiles(WeightFiles, Protocol):
         """The matrices that are stored as codes, by name. `array` and `rows` decode them as well."""
         ...
 
+    def coded_further(self) -> Mapping[str, CodedMatrix]:
+        """Those of a layer after the model's last one, which predicts further tokens: `names` leaves its tensors out,
+        and `entry`, `array` and `rows` know them."""
+        ...
+
 
 def row_runs(files: WeightFiles, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
     """A tensor in runs of whole rows of at most about CHUNK elements: (which rows, their floats)."""

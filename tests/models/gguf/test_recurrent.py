@@ -119,7 +119,9 @@ def test_metadata_that_lies(
     monkeypatch.setitem(LAYOUTS, model_type, told)
     if "layer_types" in fields:
         monkeypatch.setattr(
-            gguf_files, "_add_sizes", lambda gguf, writer, true: sizes(gguf, writer, true | fields)
+            gguf_files,
+            "_add_sizes",
+            lambda gguf, writer, true, further: sizes(gguf, writer, true | fields, further),
         )
     path = write_gguf(folder_of(config, tmp_path / "f"), tmp_path / "m.gguf", "F32")
     with pytest.raises(ModelError, match=words) as caught:

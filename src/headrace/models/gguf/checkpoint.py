@@ -21,6 +21,7 @@ from headrace.models.gguf.config import architecture, matrix_dtype, read_config
 from headrace.models.gguf.facts import Fields
 from headrace.models.gguf.heads import join_heads
 from headrace.models.gguf.names import CONVOLUTIONS, RATES, NameTable, layer_part
+from headrace.models.names import WeightNames
 from headrace.models.weight_files import TensorEntry
 from headrace.quant.block_formats import BLOCK_CODES
 from headrace.quant.code_format import CodeFormat
@@ -45,10 +46,13 @@ class GGUFCheckpoint:
         family = FAMILIES[self.config["architectures"][0]]
         layers, more = self.config["num_hidden_layers"], self.config["num_nextn_predict_layers"]
         names = NameTable(family.names, arch.renamed, layers, more)
+        self._further = tuple(f"blk.{index}." for index in range(layers, layers + more))
+        self._shared = ""  # the name under which such a layer reads the model's last norm
         # of each matrix that is one of several in its tensor: which one, and how many equal parts there are
         self._parts: dict[str, tuple[int, int]] = {}
         self._joined = join_heads(self.model, f"{family.names.latent_up}.weight")
         self._stored = dict(self._named(names))
+        self._share_final_norm(family.names, layers)
         self._check_vectors()
         heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
         self._heads = {"attn_q": heads, "attn_k": kv_heads} if arch.permuted else {}
@@ -96,8 +100,27 @@ class GGUFCheckpoint:
     def where(self) -> str:
         return str(self.model.path)
 
+    def _share_final_norm(self, names: WeightNames, layers: int) -> None:
+        """A layer that predicts further tokens and has no last norm of its own uses the model's."""
+        if names.mtp is None or not any(
+            stored.endswith(".nextn.eh_proj.weight") for stored in self._stored.values()
+        ):
+            return
+        own, model = (
+            f"{name}.weight".replace("{n}", str(layers)) for name in (names.mtp.final_norm, names.final_norm)
+        )
+        if model in self._stored:
+            self._stored.setdefault(own, self._stored[model])
+            self._shared = own
+
+    def _is_further(self, name: str) -> bool:
+        """Whether a tensor belongs to a layer that predicts further tokens."""
+        if name in self._joined:
+            return self._joined[name].keys.name.startswith(self._further)
+        return name == self._shared or self._stored[name].startswith(self._further)
+
     def names(self) -> Iterable[str]:
-        return [*self._stored, *self._joined]
+        return [name for name in (*self._stored, *self._joined) if not self._is_further(name)]
 
     def stored_name(self, name: str) -> str:
         if name in self._joined:
@@ -121,9 +144,15 @@ class GGUFCheckpoint:
         return "GGUF " + ", ".join(one.name for one in TYPES.values() if one in used and one.quantized)
 
     def coded(self) -> Mapping[str, GGUFMatrix]:
+        return self._coded(name for name in self._stored if not self._is_further(name))
+
+    def coded_further(self) -> Mapping[str, GGUFMatrix]:
+        return self._coded(name for name in self._stored if self._is_further(name))
+
+    def _coded(self, names: Iterable[str]) -> dict[str, GGUFMatrix]:
         return {
             name: GGUFMatrix(self, name)
-            for name in self._stored
+            for name in names
             if self._info(name).type.quantized and len(self._info(name).shape) == 2
         }
 

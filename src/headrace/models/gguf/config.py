@@ -107,9 +107,7 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
         head_dim = _head_dim(reader, hidden, heads, partial=arch.partial)
     context = reader.integer("context_length", 1, MAX_POSITION)
     blocks = reader.integer("block_count", 1, MAX_LAYERS)
-    more = reader.integer(
-        "nextn_predict_layers", 0, blocks - 1, 0
-    )  # they predict further tokens, and are not used
+    more = reader.integer("nextn_predict_layers", 0, blocks - 1, 0)  # they predict further tokens
     config: Fields = {
         "architectures": [arch.family],
         "hidden_size": hidden,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
 
-from headrace.models.names import WHOLE, WeightNames
+from headrace.models.names import LAYER, WHOLE, WeightNames
 
 GGUF_NAMES = WeightNames(
     embed="token_embd",
@@ -94,6 +94,14 @@ IN_FLOAT32 = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp", *CONVOLUTIONS})
 
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
 
+_NEXT = {
+    "nextn.eh_proj": "join",
+    "nextn.enorm": "embedding_norm",
+    "nextn.hnorm": "state_norm",
+    "nextn.shared_head_norm": "final_norm",
+}
+"""Parts of a layer that predicts further tokens, and the fields of `MTPNames` that name them."""
+
 _GATE_AND_UP = "ffn_gate_up_exps"
 """The gates of an expert above its other rows."""
 
@@ -105,7 +113,8 @@ class NameTable:
     """From a GGUF tensor's name to the name in a checkpoint of the family whose names are `family`.
 
     renamed: parts of a layer that the file has by other names, and the names that most files give them. layers: those
-    of the model; tensors of `more` layers after them predict further tokens, and are not read.
+    of the model; `more` layers after them predict further tokens. The first of these has the names of `family.mtp`
+    where there are some; tensors of the others are not read.
     """
 
     def __init__(
@@ -116,11 +125,12 @@ class NameTable:
         more: int = 0,
     ) -> None:
         self._renamed = renamed
-        self._unread = range(layers, layers + more)
+        self._further, self._layers = range(layers, layers + more), layers
+        self._mtp = family.mtp
         self._names: dict[str, str] = {}
         for field in fields(WeightNames):
             gguf, other = getattr(GGUF_NAMES, field.name), getattr(family, field.name)
-            if field.name.startswith("ignored") or not gguf or not other:
+            if field.name.startswith(("ignored", "mtp")) or not gguf or not other:
                 continue
             for end in ("",) if field.name in WHOLE else (".weight", ".bias"):
                 self._names.setdefault(f"{gguf}{end}", f"{other}{end}")
@@ -147,17 +157,34 @@ class NameTable:
         if match is None:
             part, dot, end = gguf.rpartition(".")
             return self._names.get(f"{self._renamed.get(part, part)}{dot}{end}", gguf)
-        if int(match[1]) in self._unread:
-            return None
-        if match[2] == RATES:
-            name = self._names.get(f"blk.{{i}}.{RATES}")
-            return gguf if name is None else name.replace("{i}", match[1])
-        part, end = match[2].rsplit(".", 1) if "." in match[2] else (match[2], "")
+        if int(match[1]) in self._further:
+            return self._of_further(match[2]) if int(match[1]) == self._layers else None
+        name = self._in_layer(match[2])
+        return gguf if name is None else name.replace("{i}", match[1])
+
+    def _in_layer(self, rest: str) -> str | None:
+        """Of what follows the layer's number: the family's name, with {i} for that number; None for unknown ones."""
+        if rest == RATES:
+            return self._names.get(f"blk.{{i}}.{RATES}")
+        part, end = rest.rsplit(".", 1) if "." in rest else (rest, "")
         if one := _ONE_EXPERT.fullmatch(part):
             name = self._names.get(f"blk.{{i}}.{one[1]}_exps.{end}")
-            return gguf if name is None else name.replace("{i}", match[1]).replace("{e}", one[2])
-        name = self._names.get(f"blk.{{i}}.{self._renamed.get(part, part)}.{end}")
-        return gguf if name is None else name.replace("{i}", match[1])
+            return None if name is None else name.replace("{e}", one[2])
+        return self._names.get(f"blk.{{i}}.{self._renamed.get(part, part)}.{end}")
+
+    def _of_further(self, rest: str) -> str | None:
+        """The same for the first layer after the model's; copies of the embedding and the head are not read."""
+        if self._mtp is None:
+            return None
+        part, _, end = rest.rpartition(".")
+        if part in _NEXT:
+            name = f"{getattr(self._mtp, _NEXT[part])}.{end}"
+        else:
+            found = self._in_layer(rest)
+            if found is None or not found.startswith(LAYER):
+                return None
+            name = f"{self._mtp.layer}.{found.removeprefix(LAYER)}"
+        return name.replace("{n}", str(self._layers))
 
 
 def layer_part(gguf: str) -> str | None:
