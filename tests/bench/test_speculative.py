@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.bench import speculative
 from headrace.bench.speculative import PLAIN, Case, speculative_rows
 from headrace.cli import main
 from headrace.config import EngineConfig
@@ -13,6 +14,27 @@ from tests import needs
 needs.native()
 
 TALE = EngineConfig("tale", kv_cache_memory="8MiB", num_threads=1, adaptive_speculation=False)
+
+
+@pytest.fixture(autouse=True)
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one turn: the counts of drafts do not become clearer with time."""
+    monkeypatch.setattr(speculative, "ROUND_S", 0.0)
+
+
+def test_engines_take_turns_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run is compared with those without drafts before and after it."""
+    monkeypatch.setattr(speculative, "ROUND_S", 1e9)
+    monkeypatch.setattr(speculative, "MOST_TURNS", 3)
+    plain, drafted = speculative_rows(
+        TALE, methods=["ngram"], cases=[Case("stories", 0.0, 1, 4)], repeats=2, progress=lambda text: None
+    )
+    rates, others = (row.samples["decode_tokens_per_s"] for row in (plain, drafted))
+    assert len(rates) == len(others) == 6 and len(set(rates)) > 1
+    for first in (0, 3):  # of the second and third turn of each round
+        before = 1 / rates[first] + 1 / rates[first + 1]
+        assert drafted.samples["speedup"][first] == pytest.approx(others[first] * before / 2)
+        assert drafted.samples["speedup"][first + 2] == pytest.approx(others[first + 2] / rates[first + 2])
 
 
 def test_answers_that_repeat_their_prompt_are_drafted_by_ngrams() -> None:

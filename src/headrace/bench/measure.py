@@ -128,10 +128,13 @@ def run_workload(
     executor: Executor,
     arrivals: Sequence[Arrival],
     on_token: Callable[[int], None] | None = None,
+    *,
+    samples_kv: bool = True,
 ) -> Measured:
     """Send every request at its time, run the engine until all have ended, and measure.
 
-    `on_token` is called with the number of output tokens of each step. Raises HeadraceError if a request fails.
+    `on_token` is called with the number of output tokens of each step. Without `samples_kv` there are no figures of KV:
+    sampling them takes time for each KV group. Raises HeadraceError if a request fails.
     """
     tally = _Tally()
     queue = sorted(arrivals, key=lambda arrival: arrival.at_s)
@@ -148,7 +151,7 @@ def run_workload(
             next_arrival = begin + queue[sent].at_s if sent < len(queue) else float("inf")
             _sleep_until(min(next_arrival, plan.wait_until or float("inf")))
             continue
-        if plan.step_id % KV_SAMPLE_EVERY == 0:
+        if samples_kv and plan.step_id % KV_SAMPLE_EVERY == 0:
             _sample_kv(engine, tally)
         outputs = engine.finish(executor.execute(plan), time.monotonic())
         after = time.monotonic()

@@ -1,6 +1,7 @@
 """What drafting brings: method x temperature x batch x workload, beside decoding without drafts in the same run.
 
-Engines take turns: each round measures every method once, and speed-ups are medians of the rounds' ratios.
+Engines take turns, in a short round several times. A speed-up is the median of the ratios of each run of a method to
+the runs without drafts before and after it: so what slows the machine for longer than a run slows both.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from headrace.text.tokenizer import Tokenizer
 PLAIN = "none"
 """Decoding without drafts, which everything is compared with."""
 WORKLOADS = ("stories", "questions", "copy", "code", "random")
+ROUND_S = 0.5
+"""A round takes turns until decoding without drafts has taken about so long, at most MOST_TURNS times."""
+MOST_TURNS = 24
 _CODE = (
     "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\ndef mul(a, b):\n    return"
 )
@@ -143,28 +147,49 @@ def speculative_rows(
     """
     engines = {name: _engine(config, name) for name in (PLAIN, *methods)}
     for case, rate in ((case, rate) for case in cases for rate in rates or (None,)):
-        found: dict[str, list[Measured]] = {name: [] for name in engines}
-        shares: dict[str, list[tuple[int, int, int]]] = {name: [] for name in engines}
+        found: dict[str, list[list[_Run]]] = {name: [] for name in engines}
+        turns = 1
         for repeat in range(repeats + 1):
-            for name, parts in engines.items():
-                progress(f"{case.workload}, T={case.temperature:g}, batch {case.batch}: {name}")
-                arrivals = requests(case, parts.tokenizer, parts.spec.vocab_size, seed=repeat)
-                if rate is not None and name != PLAIN:
-                    _script(parts, rate, engines[PLAIN], arrivals)
-                before = parts.engine.stats().scheduler
-                measured = run_workload(parts.engine, parts.executor, _fresh(arrivals, repeat))
-                after = parts.engine.stats().scheduler
-                if repeat:
-                    found[name].append(measured)
-                    shares[name].append(
-                        (
-                            after.drafts - before.drafts,
-                            after.draft_tokens - before.draft_tokens,
-                            after.accepted_tokens - before.accepted_tokens,
-                        )
+            measured: dict[str, list[_Run]] = {name: [] for name in engines}
+            for turn in range(turns):
+                for name, parts in engines.items():
+                    if not turn:
+                        progress(f"{case.workload}, T={case.temperature:g}, batch {case.batch}: {name}")
+                    arrivals = requests(
+                        case, parts.tokenizer, parts.spec.vocab_size, seed=repeat * MOST_TURNS + turn
                     )
+                    if rate is not None and name != PLAIN:
+                        _script(parts, rate, engines[PLAIN], arrivals)
+                    measured[name].append(_run(parts, _fresh(arrivals, repeat)))
+            if not repeat:  # the first round warms up
+                turns = max(1, min(MOST_TURNS, round(ROUND_S / measured[PLAIN][0].measured.wall_s)))
+                continue
+            for name, runs in measured.items():
+                found[name].append(runs)
         for name in engines:
-            yield _row(case, rate, name, found[name], found[PLAIN], shares[name], engines[name])
+            yield _row(case, rate, name, found[name], found[PLAIN], engines[name])
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A workload once: what was measured, and its drafts, drafted and accepted tokens."""
+
+    measured: Measured
+    drafts: tuple[int, int, int]
+
+
+def _run(parts: EngineParts, arrivals: Sequence[Arrival]) -> _Run:
+    before = parts.engine.stats().scheduler
+    measured = run_workload(parts.engine, parts.executor, arrivals, samples_kv=False)
+    after = parts.engine.stats().scheduler
+    return _Run(
+        measured,
+        (
+            after.drafts - before.drafts,
+            after.draft_tokens - before.draft_tokens,
+            after.accepted_tokens - before.accepted_tokens,
+        ),
+    )
 
 
 def _engine(config: EngineConfig, name: str) -> EngineParts:
@@ -207,14 +232,15 @@ def _row(
     case: Case,
     rate: float | None,
     name: str,
-    runs: Sequence[Measured],
-    plain: Sequence[Measured],
-    shares: Sequence[tuple[int, int, int]],
+    rounds: Sequence[Sequence[_Run]],
+    plain: Sequence[Sequence[_Run]],
     parts: EngineParts,
 ) -> Row:
+    every = [run for one in rounds for run in one]
+    runs = [run.measured for run in every]
     rates = [_rate(run) for run in runs]
-    ratios = [rate / _rate(one) for rate, one in zip(rates, plain, strict=True)]
-    drafts, drafted, accepted = (sum(column) for column in zip(*shares, strict=True))
+    ratios = [ratio for one, other in zip(rounds, plain, strict=True) for ratio in _ratios(one, other)]
+    drafts, drafted, accepted = (sum(column) for column in zip(*(run.drafts for run in every), strict=True))
     values = {"decode_tokens_per_s": statistics.median(rates), "speedup": statistics.median(ratios)}
     slices = sum(len(step.shape) for run in runs for step in run.decode_steps)
     values["tokens_per_slice"] = sum(run.decode_tokens for run in runs) / max(1, slices)
@@ -245,6 +271,15 @@ def _expected(rate: float, length: float) -> float:
 
 def _rate(run: Measured) -> float:
     return run.decode_tokens / run.decode_s if run.decode_s else 0.0
+
+
+def _ratios(runs: Sequence[_Run], plain: Sequence[_Run]) -> list[float]:
+    """Of each run of a round, its rate over that without drafts: the mean time a token of the runs before and after."""
+    if runs is plain:
+        return [1.0] * len(runs)
+    seconds = [1 / max(1e-9, _rate(run.measured)) for run in plain]
+    beside = [statistics.fmean(seconds[turn : turn + 2]) for turn in range(len(seconds))]
+    return [_rate(run.measured) * mean for run, mean in zip(runs, beside, strict=True)]
 
 
 def _predicted(parts: EngineParts, batch: int, length: float, accepted: float) -> float | None:

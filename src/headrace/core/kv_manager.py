@@ -317,6 +317,9 @@ class KVManager:
         last = end_block - 1
         if self.has_windows or request.num_computed // self.block_size != last:
             return False
+        if not self._states and last > (request.num_prompt - 1) // self.block_size:
+            # only prompts are shared in blocks that are not full; without windows all tables are equally long
+            return len(request.tables[0].live) == end_block
         if self._states and any(not state.stays(request, end) for state in self._states.values()):
             return False
         for group, table in enumerate(request.tables):
