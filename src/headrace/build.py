@@ -361,4 +361,6 @@ def _load_layers(
         name=draft.name,
         hidden_size=plan.spec.hidden_size,
         max_tokens=resolved.max_num_batched_tokens,
+        max_seqs=resolved.max_num_seqs,
+        branches=resolved.tree_branches,
     )

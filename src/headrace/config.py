@@ -78,7 +78,7 @@ class EngineConfig:
     sequence), "history" (in earlier outputs of the same user), "mtp" (the layer for it in the model's checkpoint), a
     smaller model, a folder of heads, or several in order as in "ngram,tale-draft"; "auto" takes n-grams and what there
     is for the model; num_speculative_tokens: most tokens to draft for a sequence one after the other;
-    speculative_tree_nodes: most tokens of a tree of drafts, where heads draft; 0 drafts chains;
+    speculative_tree_nodes: most tokens of a tree of drafts, where heads or layers draft; 0 drafts chains;
     speculative_quantization: as `quantization`, for the draft model, which takes that of the model by default;
     adaptive_speculation: draft as many tokens as pay, by measured acceptance and cost; False always drafts the most;
     acceptance: which drafted tokens stay: "exact" are those that the model draws without drafts, bit for bit; the other

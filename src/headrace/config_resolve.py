@@ -11,7 +11,7 @@ from headrace.errors import ConfigError
 from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
-from headrace.plan.draft_methods import DEFAULT_NODES, DEFAULT_TOKENS, draft_model_name
+from headrace.plan.draft_methods import DEFAULT_NODES, DEFAULT_TOKENS, MOST_NODES, draft_model_name
 from headrace.plan.drafts import DraftHeads, DraftModel, check_draft, draft_program
 from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
 from headrace.plan.eviction import check_eviction, choose_sizes
@@ -273,10 +273,15 @@ def _num_drafts(config: EngineConfig, reasons: dict[str, str]) -> int:
 def _with_trees(config: EngineConfig, fit: Fit, reasons: dict[str, str]) -> Fit:
     """With the size of the trees that are drafted. Raises ConfigError where they cannot be what was asked for."""
     asked, known = config.speculative_tree_nodes, 0 if fit.heads is None else fit.heads.nodes
+    layers = fit.draft is not None and fit.draft.layers is not None
+    if layers:
+        known = MOST_NODES
     least = fit.step_tokens(1) - 1
     why = ""
     if not known:
-        why = "only heads with a tree draft trees"
+        why = "only heads with a tree, and layers on the model's states, draft trees"
+    elif layers and config.acceptance == "rejection":  # trees keep likely drafts
+        why = "rejection sampling needs drafts that are taken whatever their probability is"
     elif any(layout.state is not None for layout in fit.program.kv):
         why = "a recurrent state follows one chain of tokens"
     elif fit.block_size is None:

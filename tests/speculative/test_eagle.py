@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 
 from headrace import LLM
@@ -17,60 +15,14 @@ from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
 from headrace.errors import CheckpointError, ConfigError
-from headrace.speculative.base_model import base_model, read_ends
 from headrace.speculative.eagle import _KEPT, _Progress
-from headrace.speculative.heads import EagleHeads, heads_folder, load_heads
 from tests import needs
 from tests.speculative import heads_folders
+from tests.speculative.eagle_reference import PROMPT, TALE, H, Reference, V, reference
 from tests.speculative.watched import drive
 
 needs.native()
-transformers = needs.lazily("transformers")
-H, V = 256, 2048
-PROMPT = tuple(range(20, 70))
-TALE = {"model": "tale", "speculative": "tale-eagle"}
-
-
-class Reference:
-    """The formula of docs/speculation.md with the layer of transformers."""
-
-    def __init__(self) -> None:
-        self._llm = LLM("tale", dtype="float32", num_threads=1, show_progress=False, kv_cache_memory="4MiB")
-        source, spec = self._llm.parts.source, self._llm.parts.spec
-        heads = load_heads(heads_folder("tale-eagle"), base_model(source, spec))
-        assert isinstance(heads, EagleHeads)
-        self._ends, layer = read_ends(source, spec), heads.layer
-        config = transformers.LlamaConfig(
-            hidden_size=H, intermediate_size=layer.intermediate_size, num_hidden_layers=1, vocab_size=8,
-            num_attention_heads=layer.num_attention_heads, num_key_value_heads=layer.num_key_value_heads,
-            head_dim=layer.head_dim, rms_norm_eps=layer.rms_norm_eps, rope_theta=layer.rope_theta,
-        )  # fmt: skip
-        self._layer = transformers.LlamaModel(config)
-        own = {name.removeprefix("model."): torch.from_numpy(one) for name, one in heads.tensors.items()}
-        self._fc = own.pop("fc.weight").numpy()
-        self._layer.load_state_dict(own | {"embed_tokens.weight": torch.zeros(8, H)})
-
-    def states(self, tokens: Sequence[int]) -> np.ndarray:
-        (found,) = self._llm.hidden_states([list(tokens)], use_tqdm=False)
-        return found
-
-    @torch.inference_mode()
-    def draft(self, tokens: Sequence[int], states: np.ndarray, count: int) -> tuple[int, ...]:
-        """Greedily, after `tokens`; `states` of all of them but the last."""
-        read, before, drafts = list(tokens), np.concatenate((np.zeros((1, H), np.float32), states)), []
-        for _ in range(count):
-            joined = np.concatenate((before, self._ends.embedding[read]), axis=1).astype(np.float32)
-            inputs = torch.from_numpy(joined @ self._fc.T)
-            found = self._layer(inputs_embeds=inputs[None]).last_hidden_state[0, -1].numpy()
-            drafts.append(int((self._ends.head @ found).argmax()))
-            read.append(drafts[-1])
-            before = np.concatenate((before, found[None]))
-        return tuple(drafts)
-
-
-@pytest.fixture(scope="module")
-def reference() -> Reference:
-    return Reference()
+__all__ = ["reference"]
 
 
 @pytest.mark.parametrize("ops", [None, pytest.param("reference", marks=pytest.mark.long)])

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.build import assemble
 from headrace.config import EngineConfig
-from headrace.core.types import NewRequest
+from headrace.core.types import BlockCopy, NewRequest
 from headrace.runner.drafting import Drafted
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.step import Step
@@ -24,6 +24,10 @@ class Watched:
         self.read: list[int] = []  # positions, in order
         self.steps: list[int] = []  # tokens of each step
         self.proposed: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # tokens, and the draft after them
+        self.trees: list[
+            tuple[tuple[int, ...], Proposal, int, int]
+        ] = []  # the same, its seed and output length
+        self.copied = 0  # blocks
         method.layers = self
         self._propose = method.propose
         method.propose = self.propose  # type: ignore[method-assign]
@@ -31,8 +35,15 @@ class Watched:
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         found = self._propose(sequences)
         pairs = zip(sequences, found, strict=True)
-        self.proposed += [(tuple(one.tokens), proposal.tokens) for one, proposal in pairs if one.room]
+        for one, proposal in pairs:
+            if one.room:
+                self.proposed.append((tuple(one.tokens), proposal.tokens))
+                self.trees.append((tuple(one.tokens), proposal, one.state.seed, one.state.num_output))
         return found
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self.copied += len(copies)
+        self._layers.copy_blocks(copies)
 
     def forward(self, step: Step, *inputs: Any) -> Any:
         self.read += step.positions.tolist()
@@ -44,9 +55,10 @@ class Watched:
 
 
 def drive(requests: list[NewRequest], **options: object) -> tuple[Any, Watched]:
-    """The outputs of requests under these options, in float32 and always drafting."""
+    """The outputs of requests under these options, in float32 and always drafting, by default chains."""
     config: dict[str, object] = {
         "num_threads": 1, "dtype": "float32", "adaptive_speculation": False, "kv_cache_memory": "16MiB",
+        "speculative_tree_nodes": 0,
     }  # fmt: skip
     parts = assemble(EngineConfig.from_kwargs(**config | options))
     assert isinstance(parts.executor, ModelExecutor) and isinstance(parts.executor.drafter, Speculation)

@@ -96,11 +96,11 @@ class Fit:
             threads = self.stored.threads
             step += eviction_bytes(self.program.kv, self.eviction, seqs=seqs, length=length, threads=threads)
         if self.draft is not None:
-            step += self.draft.activation_bytes(tokens, self.max_num_seqs, demands[own:])
+            step += self.draft.activation_bytes(tokens, seqs, demands[own:])
         return max(0, self.memory - self.resident_bytes - step)
 
     def scratch(self, length: int) -> int:
-        """Blocks of each of the model's KV groups for trees of drafts."""
+        """Blocks of each KV group for trees of drafts."""
         return scratch_blocks(self.tree_nodes, self.drafts, self.block_size or length)
 
     def demands(self, length: int) -> tuple[KVDemand, ...]:

@@ -155,8 +155,8 @@ def blocks_within(demands: Sequence[KVDemand], budget: int, *, spare: bool = Fal
 def kv_groups(
     demands: Sequence[KVDemand], counts: Sequence[int], scratch: int = 0
 ) -> tuple[KVGroupSpec, ...]:
-    """The core's view of the pools, in the order of the spec's layouts; names are made unique. Each of the model's own
-    has `scratch` more blocks for trees of drafts."""
+    """The core's view of the pools, in the order of the spec's layouts; names are made unique. Each has `scratch` more
+    blocks for trees of drafts."""
     groups: list[KVGroupSpec] = []
     for demand, count in zip(demands, counts, strict=True):
         layout = demand.layout
@@ -174,7 +174,7 @@ def kv_groups(
                 window=layout.window,
                 sinks=layout.sinks,
                 interval=demand.interval,
-                scratch=0 if demand.drafter else scratch,
+                scratch=scratch,
             )
         )
     return tuple(groups)
@@ -182,7 +182,7 @@ def kv_groups(
 
 def scratch_bytes(demands: Sequence[KVDemand], scratch: int) -> int:
     """Bytes of the scratch blocks of all groups."""
-    return sum(scratch * demand.block_bytes for demand in demands if not demand.drafter)
+    return sum(scratch * demand.block_bytes for demand in demands)
 
 
 def largest(low: int, high: int, holds: Callable[[int], bool]) -> int:

@@ -124,7 +124,7 @@ def ledger(spec: ModelSpec, resolved: ResolvedConfig) -> Ledger:
                     program, resolved.max_num_batched_tokens, resolved.most_segments, memory, own
                 )
             ),
-            *_tree_scratch(resolved, own),
+            *_tree_scratch(resolved, (*own, *theirs)),
             *_eviction(program.kv, resolved),
             *_draft_activations(draft, resolved, theirs),
         ),
@@ -174,7 +174,7 @@ def _draft_activations(
 ) -> list[LedgerLine]:
     if draft is None:
         return []
-    size = draft.activation_bytes(resolved.max_num_batched_tokens, resolved.max_num_seqs, demands)
+    size = draft.activation_bytes(resolved.max_num_batched_tokens, resolved.most_segments, demands)
     return [LedgerLine("draft model", size, "its own step, as large as the model's")]
 
 

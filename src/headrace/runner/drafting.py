@@ -52,7 +52,7 @@ class Drafter(Protocol):
 
     @property
     def needs_states(self) -> bool:
-        """Whether it reads `Drafted.states`."""
+        """Whether it reads `Drafted.states` of the next step."""
         ...
 
     @property

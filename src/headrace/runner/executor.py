@@ -80,7 +80,6 @@ class ModelExecutor(Generic[Logits]):
         self.model = model
         self.sampler = sampler
         self.drafter = drafter
-        self._needs_states = drafter is not None and drafter.needs_states
         self._most_rows = most_rows
         self._decoded = False  # each slice of the last step was one token of a sequence that goes on
         self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the last kept tokens of each slice
@@ -302,16 +301,16 @@ class ModelExecutor(Generic[Logits]):
     @property
     def _needs_any_states(self) -> bool:
         """Whether the drafter reads hidden states of this step."""
-        return self.drafter is not None and (self._needs_states or self.drafter.needs_hidden)
+        return self.drafter is not None and (self.drafter.needs_states or self.drafter.needs_hidden)
 
     def _state_counts(self, slices: Sequence[SeqSlice], rows: Sequence[Rows], others: int) -> list[int]:
         """Of how many of each slice's last tokens the drafter gets the states, in a step with so many `others`."""
         sampled = [part.num_sample for part in rows]
         tokens = sum(len(work.tokens) for work in slices)
         room = tokens if self._most_rows is None else self._most_rows - others
-        if not self._needs_any_states or sum(sampled) > room:
+        if self.drafter is None or not self._needs_any_states or sum(sampled) > room:
             return [0] * len(slices)
-        if not self._needs_states:
+        if not self.drafter.needs_states:
             return sampled
         counts, excess = [], tokens - room
         for work, least in zip(slices, sampled, strict=True):

@@ -72,7 +72,7 @@ class NativeBackend:
         """See `runner.backend.Backend`."""
         resolved, kernels, team = self._resolved, self._kernels, self._team
         assert stored.formats is not None
-        limits = TapeLimits(resolved.max_num_batched_tokens, resolved.max_num_seqs)
+        limits = TapeLimits(resolved.max_num_batched_tokens, resolved.most_segments)
         program = with_recent(lower_layers(layers, limits.max_tokens), resolved.kv_cache_dtype)
         packed = load_packed_layers(
             weights, program, dtype=stored.dtype, weights=stored.formats, kernels=kernels, team=team

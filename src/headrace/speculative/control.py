@@ -20,7 +20,7 @@ from headrace.speculative.acceptance_rates import NodeRates, Own, Rates, chances
 from headrace.speculative.choice import Candidate, chain, choose, tree, worth
 from headrace.speculative.clock import SPIKE, StepClock
 from headrace.speculative.method import NOTHING, Method, Proposal
-from headrace.speculative.resting import Rest
+from headrace.speculative.resting import RECENT_STATES, Rest
 
 IDLE_AFTER = 16
 """Steps without a draft after which a model that could draft reads no more prompts, and drafting rests."""
@@ -89,7 +89,7 @@ class Speculation:
         self._shapes = [(parents, trees.depths(parents)) for parents in largest]
         self._node_rates = [None if one is None else NodeRates(one.rates) for one in self._outlines]
         self._reads_hidden = any(method.needs_hidden for method in methods)
-        self.needs_states = any(method.needs_states for method in methods)
+        self._reads_states = any(method.needs_states for method in methods)
         self.counts = tuple(MethodCounts(method.name) for method in methods)
         self._now = clock
         self._steps = StepClock()
@@ -115,17 +115,25 @@ class Speculation:
         return self._reads_hidden and not self.resting
 
     @property
+    def needs_states(self) -> bool:
+        """See `runner.drafting.Drafter`. Towards the end of a rest layers need what they will read after it."""
+        rest = self._resting
+        return self._reads_states and (rest is None or rest.left <= RECENT_STATES)
+
+    @property
     def resting(self) -> bool:
         """See `runner.drafting.Drafter`."""
         return self._resting is not None
 
     def rests(self, sequences: int, *, decoding: bool) -> bool:
-        """See `runner.drafting.Drafter`. Layers that draft see every step: they need its states."""
-        if not self.adaptive or self.needs_states:
+        """See `runner.drafting.Drafter`. Layers that draft see the last steps of a rest: they need their states."""
+        if not self.adaptive:
             return False
         rest = self._rest(sequences)
         if not rest.left:
             self._resting = None
+            return False
+        if self._reads_states and rest.left <= RECENT_STATES:
             return False
         rest.left -= 1
         if rest.left % MEASURE_EVERY > 1:
@@ -153,7 +161,7 @@ class Speculation:
         self._may_probe, self._idle = True, 0
 
     def draft(self, sequences: Sequence[Drafted], tokens: int) -> list[Draft]:
-        if self.adaptive and self.needs_states and (rest := self._rest(len(sequences))).left:
+        if self.adaptive and self._reads_states and (rest := self._rest(len(sequences))).left:
             rest.left -= 1
             return self._pass_over(sequences)
         entered = self._now()
@@ -272,17 +280,19 @@ class Speculation:
         counts = self.counts[known.method]
         counts.drafts, counts.drafted = counts.drafts + 1, counts.drafted + verified
         counts.accepted += one.accepted
-        depths, depth = counts.accepted_by_depth, one.work.span - one.work.known
-        counts.depth += depth
-        depths += [0] * (depth - len(depths))
+        depths, deepest = counts.accepted_by_depth, one.work.span - one.work.known
+        counts.depth += deepest
+        depths += [0] * (deepest - len(depths))
         for depth in range(one.accepted):
             depths[depth] += 1
-        node_rates = self._node_rates[known.method]
-        if node_rates is not None and known.draft.nodes:
+        node_rates, outline = self._node_rates[known.method], self._outlines[known.method]
+        rates = self._rates[known.method].setdefault(known.draft.kind, Rates())
+        if node_rates is not None and outline is not None and known.draft.nodes:
             if one.work.tokens[one.work.known :] == known.draft.tokens:  # nothing was cut
                 _learn_nodes(one, known.draft, node_rates, known.own[known.method])
+            if outline.is_dynamic:
+                rates.add(deepest, one.accepted)
             return
-        rates = self._rates[known.method].setdefault(known.draft.kind, Rates())
         known.own[known.method].add(rates, verified, one.accepted)
         rates.add(verified, one.accepted)
 
@@ -348,17 +358,21 @@ class Speculation:
             for candidate in self._outlined(at, index, one, room)
         ]
         best = self._best(sequences, candidates, at)
+        outline = self._outlines[at]
         if not any(best) and any(rooms) and self._may_probe:
             lengths = self._probe(rooms)
-            return lengths, lengths if self._outlines[at] else [0] * len(lengths)
+            return lengths, lengths if outline else [0] * len(lengths)
         depths = [max((one.depth + 1 for one in taken), default=0) for taken in best]
-        sizes = [1 + max((one.node for one in taken), default=-1) for taken in best]
-        return depths, sizes if self._outlines[at] else [0] * len(sizes)
+        if outline is None:
+            return depths, [0] * len(depths)
+        if outline.is_dynamic:  # which of its tokens are verified is chosen when they are there
+            return depths, [self.nodes if depth else 0 for depth in depths]
+        return depths, [1 + max((one.node for one in taken), default=-1) for taken in best]
 
     def _outlined(self, at: int, index: int, one: Drafted, room: int) -> list[Candidate]:
         """What a method could draft for a sequence."""
         own, outline, node_rates = self._of(one.request_id).own[at], self._outlines[at], self._node_rates[at]
-        if outline is None or node_rates is None:
+        if outline is None or node_rates is None or outline.is_dynamic:
             rates = self._rates[at].get(0) or Rates()
             return chain(index, chances(rates, own, room))
         parents, depths = self._shapes[at]

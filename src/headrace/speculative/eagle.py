@@ -17,15 +17,16 @@ from headrace.core.types import BlockCopy, SeqSlice
 from headrace.runner.block_tables import BlockTables
 from headrace.runner.drafting import Drafted
 from headrace.runner.model import StateModel, StepModel, StepSampler
-from headrace.runner.packing import pack, pack_next
-from headrace.runner.sampling.output import NO_TOKEN
-from headrace.runner.sampling.state import SampleRow
-from headrace.speculative.method import Proposal
+from headrace.runner.packing import pack
+from headrace.speculative.draft_trees import OUTLINE, TreeGrower
+from headrace.speculative.method import NOTHING, Proposal
+from headrace.speculative.resting import RECENT_STATES
+from headrace.speculative.written import WrittenBlocks
 
 _State = NDArray[np.float32]
 """Of one token, [1, H]."""
 
-_KEPT = 256
+_KEPT = RECENT_STATES
 """States of one sequence that wait to be read, at most: while nothing is drafted they are not."""
 
 
@@ -84,7 +85,7 @@ class EagleMethod:
     after them is not known, and zero.
     """
 
-    free, needs_hidden, needs_states, outline = False, False, True, None
+    free, needs_hidden, needs_states = False, False, True
 
     def __init__(
         self,
@@ -96,27 +97,30 @@ class EagleMethod:
         name: str,
         hidden_size: int,
         max_tokens: int,
+        max_seqs: int,
+        branches: int = 0,
     ) -> None:
         """`model` and `sampler` are those that are drafted for; `tables` are of the layers' own groups, and
-        `max_tokens` is the largest step."""
+        `max_tokens` is the largest step. With `branches`, which have the rows of the tables after `max_seqs`, it drafts
+        trees where it is asked to."""
         self.name = name
-        self.layers, self._model, self._sampler = layers, model, sampler
+        self.outline = OUTLINE if branches else None
+        self.layers, self._model = layers, model
         self._tables = tuple(tables)
+        self._trees = TreeGrower(
+            model, sampler, tables, first_row=max_seqs, branches=branches, max_tokens=max_tokens
+        )
+        self._written = WrittenBlocks(self._tables)
         self._hidden_size, self._max_tokens = hidden_size, max_tokens
         self._progress: dict[int, _Progress] = {}
 
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         self._note(sequences)
-        drafts: list[tuple[int, ...]] = [()] * len(sequences)
         ready: dict[int, _State] = {}
         for pieces in self._unread(sequences):
             ready |= self._read(sequences, pieces, ends={one.at for one in pieces if sequences[one.at].room})
-        while ready:
-            self._draw(sequences, drafts, ready)
-            ready = {at: state for at, state in ready.items() if len(drafts[at]) < sequences[at].room}
-            if ready:
-                ready = self._go_on(sequences, drafts, ready)
-        return [Proposal(draft) for draft in drafts]
+        found = self._trees.grow(self.layers, sequences, ready) if ready else {}
+        return [found.get(at, NOTHING) for at in range(len(sequences))]
 
     def pass_over(self, sequences: Sequence[Drafted]) -> None:
         for progress in self._note(sequences):
@@ -133,7 +137,8 @@ class EagleMethod:
         return found
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        self.layers.copy_blocks(copies)
+        if written := self._written.among(copies):
+            self.layers.copy_blocks(written)
 
     def release(self, request_id: int) -> None:
         self._progress.pop(request_id, None)
@@ -172,32 +177,7 @@ class EagleMethod:
                 last[piece.at] = offset - 1
         rows = [sequences[piece.at].row for piece in pieces]
         step = pack(work, rows, self._tables, (), tuple(last.values()))
+        self._written.add(step)
         states = np.concatenate([piece.states for piece in pieces])
         found = self.layers.forward(step, states, self._model.embed(step.ids))
         return {at: found[i : i + 1].copy() for i, at in enumerate(last)}
-
-    def _go_on(
-        self, sequences: Sequence[Drafted], drafts: Sequence[tuple[int, ...]], ready: dict[int, _State]
-    ) -> dict[int, _State]:
-        """Read the last drafted token of each sequence that is ready, with the state that was predicted before it."""
-        positions = [len(sequences[at].tokens) + len(drafts[at]) - 1 for at in ready]
-        step = pack_next(positions, [sequences[at].row for at in ready], self._tables)
-        tokens = np.array([drafts[at][-1] for at in ready], dtype=np.int64)
-        found = self.layers.forward(step, np.concatenate([*ready.values()]), self._model.embed(tokens))
-        return {at: found[i : i + 1].copy() for i, at in enumerate(ready)}
-
-    def _draw(
-        self,
-        sequences: Sequence[Drafted],
-        drafts: list[tuple[int, ...]],
-        ready: dict[int, _State],
-    ) -> None:
-        """Draw the next token of every sequence that is ready; where there is none it is ready no more."""
-        logits = self._model.head(np.concatenate([*ready.values()]))
-        rows = [SampleRow(sequences[at].state, drafts[at]) for at in ready]
-        tokens = self._sampler.sample(logits, rows, with_logprobs=False).tokens
-        for at, token in zip(list(ready), tokens, strict=True):
-            if token == NO_TOKEN:
-                del ready[at]
-            else:
-                drafts[at] = (*drafts[at], token)

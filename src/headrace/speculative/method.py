@@ -27,11 +27,17 @@ class Proposal:
 class Outline:
     """The largest tree that a method drafts: its first n nodes are the best tree of n, as far as it knows.
 
-    parents: see core.trees; rates: of each node the probability that it is right where its parent is, as a first guess.
+    parents: see core.trees; () where trees have another shape each time, and the number of a node says only how sure
+    the method is of it. rates: of each number the probability that such a node is right where its parent is, as a
+    first guess.
     """
 
     parents: tuple[int, ...]
     rates: tuple[float, ...]
+
+    @property
+    def is_dynamic(self) -> bool:
+        return not self.parents
 
 
 NOTHING = Proposal()

@@ -22,6 +22,7 @@ from headrace.runner.packing import pack
 from headrace.runner.sampling.output import NO_TOKEN
 from headrace.runner.sampling.state import SampleRow
 from headrace.speculative.method import Proposal
+from headrace.speculative.written import WrittenBlocks
 
 
 class _Progress:
@@ -66,6 +67,7 @@ class ModelMethod:
         self.name = name
         self.model, self._sampler, self._vocab_size = model, sampler, vocab_size
         self._tables = tuple(tables)
+        self._written = WrittenBlocks(self._tables)
         self._max_tokens = max_tokens
         self._narrow = model.vocab_size < vocab_size
         self._progress: dict[int, _Progress] = {}
@@ -85,7 +87,8 @@ class ModelMethod:
         """It reads what it missed when it is asked again."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        self.model.copy_blocks(copies)
+        if written := self._written.among(copies):
+            self.model.copy_blocks(written)
 
     def release(self, request_id: int) -> None:
         self._progress.pop(request_id, None)
@@ -140,6 +143,7 @@ class ModelMethod:
                 drawn.append(piece.at)
                 rows.append(SampleRow(one.state, drafts[piece.at]))
         step = pack(work, [sequences[piece.at].row for piece in pieces], self._tables, ends)
+        self._written.add(step)
         logits = self.model.forward(step)
         if not drawn:
             return []

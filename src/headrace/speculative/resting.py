@@ -7,9 +7,11 @@ TRUST = 6.0
 LEAST_TRUST = 1.0
 MOST_CREDIT = 8.0
 """What drafting has gained counts up to here: so it rests soon after it ceases to pay."""
-SHARE = 0.01
+SHARE = 0.005
 """A rest is so long that what was lost before it is this share of it."""
-SHORTEST, LONGEST = 32, 2048
+SHORTEST, LONGEST = 32, 4096
+RECENT_STATES = 256
+"""So many steps before a rest ends, layers get the model's states again: older ones they would forget."""
 
 
 class Rest:
