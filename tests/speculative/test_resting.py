@@ -80,3 +80,27 @@ def test_the_sequences_that_are_tried_change() -> None:
         if machine.speculation._probing:
             tried |= {at for at, draft in enumerate(machine.drafts) if draft}
     assert len(tried) > 3
+
+
+def test_drafting_begins_with_few_sequences() -> None:
+    rest = Rest()
+    assert [rest.width(count) for count in (1, 7, 32)] == [1, 1, 4]
+    rest.add(1.0)  # without drafts
+    assert rest.width(32) == 4
+    for wide in (8, 16, 32):
+        rest.add(1.0, verified=True)
+        assert rest.width(32) == wide
+    rest.add(-0.5, verified=True)
+    assert rest.width(32) == 32
+    turn = rest.turn
+    rest.begin()
+    assert rest.width(32) == 4 and rest.turn == turn + 1
+
+
+def test_a_batch_drafts_for_more_sequences_as_it_gains() -> None:
+    machine = Machine(flat, [0.9] * 32, draft_s=0.001)
+    widths = []
+    for _ in range(40):
+        machine.run(1)
+        widths.append(sum(bool(draft) for draft in machine.drafts))
+    assert 0 < next(width for width in widths if width) <= 4 and max(widths) == 32

@@ -96,15 +96,17 @@ class Scripted:
     """Drafts what a method drafts, and replaces it by the right tokens with a set probability each, so that the costs
     of drafting are real and acceptance is known: for models with random weights. Satisfies `speculative.method.Method`.
 
-    `right` is what each sequence will have written.
+    `right` is what each sequence will have written. Which drafts are right depends on `seed`.
     """
 
-    def __init__(self, inner: Method, rate: float, right: Callable[[Sequence[int]], Sequence[int]]) -> None:
+    def __init__(
+        self, inner: Method, rate: float, right: Callable[[Sequence[int]], Sequence[int]], seed: int = 0
+    ) -> None:
         self.name, self.free = inner.name, inner.free
         self.needs_hidden, self.needs_states = inner.needs_hidden, inner.needs_states
         self.outline = None  # its acceptance is that of chains
         self._inner, self._rate, self._right = inner, rate, right
-        self._rng = random.Random(0)
+        self._rng = random.Random(seed)
 
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         found = self._inner.propose([replace(one, nodes=0) for one in sequences])
@@ -146,7 +148,10 @@ def speculative_rows(
     Raises ConfigError where a batch cannot run at once, and what `assemble` raises.
     """
     engines = {name: _engine(config, name) for name in (PLAIN, *methods)}
+    texts: dict[int, list[list[int]]] = {}
     for case, rate in ((case, rate) for case in cases for rate in rates or (None,)):
+        if rate is None or rate == rates[0]:
+            texts.clear()  # of another case
         found: dict[str, list[list[_Run]]] = {name: [] for name in engines}
         turns = 1
         for repeat in range(repeats + 1):
@@ -155,11 +160,12 @@ def speculative_rows(
                 for name, parts in engines.items():
                     if not turn:
                         progress(f"{case.workload}, T={case.temperature:g}, batch {case.batch}: {name}")
-                    arrivals = requests(
-                        case, parts.tokenizer, parts.spec.vocab_size, seed=repeat * MOST_TURNS + turn
-                    )
+                    seed = repeat * MOST_TURNS + turn
+                    arrivals = requests(case, parts.tokenizer, parts.spec.vocab_size, seed)
                     if rate is not None and name != PLAIN:
-                        _script(parts, rate, engines[PLAIN], arrivals)
+                        if seed not in texts:
+                            texts[seed] = _texts(engines[PLAIN], arrivals)
+                        _script(parts, rate, texts[seed], seed)
                     measured[name].append(_run(parts, _fresh(arrivals, repeat)))
             if not repeat:  # the first round warms up
                 turns = max(1, min(MOST_TURNS, round(ROUND_S / measured[PLAIN][0].measured.wall_s)))
@@ -207,8 +213,8 @@ def _fresh(arrivals: Sequence[Arrival], repeat: int) -> list[Arrival]:
     ]
 
 
-def _script(parts: EngineParts, rate: float, plain: EngineParts, arrivals: Sequence[Arrival]) -> None:
-    """Let the methods of an engine draft the tokens that the plain engine writes, each with probability `rate`."""
+def _texts(plain: EngineParts, arrivals: Sequence[Arrival]) -> list[list[int]]:
+    """Prompts and what the plain engine writes after each."""
     texts = []
     for arrival in arrivals:
         engine, text = plain.engine, list(arrival.request.prompt)
@@ -217,6 +223,11 @@ def _script(parts: EngineParts, rate: float, plain: EngineParts, arrivals: Seque
             for output in engine.finish(plain.executor.execute(engine.begin(0.0)), 0.0):
                 text += output.tokens
         texts.append(text)
+    return texts
+
+
+def _script(parts: EngineParts, rate: float, texts: Sequence[list[int]], seed: int) -> None:
+    """Let the methods of an engine draft the tokens of these texts, each right with probability `rate`."""
 
     def right(tokens: Sequence[int]) -> Sequence[int]:
         return next((text for text in texts if text[: len(tokens)] == list(tokens)), ())
@@ -225,7 +236,7 @@ def _script(parts: EngineParts, rate: float, plain: EngineParts, arrivals: Seque
     speculation = parts.executor.drafter
     assert isinstance(speculation, Speculation)
     inner = [getattr(method, "_inner", method) for method in speculation.methods]
-    speculation.methods = tuple(Scripted(method, rate, right) for method in inner)
+    speculation.methods = tuple(Scripted(method, rate, right, seed) for method in inner)
 
 
 def _row(

@@ -108,6 +108,7 @@ class Speculation:
         self._spent_s = 0.0  # in the last call of `draft`
         self._decoded = 0  # tokens of the last step while drafting rests, if all of it was decoding
         self._may_probe, self._probing, self._turn = True, False, 0
+        self._verified = False  # the last step had drafts
 
     @property
     def needs_hidden(self) -> bool:
@@ -169,6 +170,8 @@ class Speculation:
         if self.adaptive and self._settle(len(sequences), gained_s):
             return self._pass_over(sequences)
         rooms = [min(one.room, self.most) for one in sequences]
+        if self.adaptive:
+            rooms = self._narrowed(rooms)
         plain = self.adaptive and self._wants_plain(len(sequences))
         proposals: list[tuple[int, Proposal]] = [(-1, NOTHING)] * len(sequences)
         for at, method in enumerate(self.methods):
@@ -205,11 +208,20 @@ class Speculation:
         """The last step with what it verified brought so many seconds, or cost them: whether drafting now rests."""
         plain, rest = self._steps.curve().seconds(batch), self._rest(batch)
         if plain is not None:
-            rest.add((gained_s - self._spent_s) / plain)
+            rest.add((gained_s - self._spent_s) / plain, verified=self._verified)
         if self._idle > IDLE_AFTER and not rest.left:
             rest.begin()
         self._spent_s = 0.0
         return bool(rest.left)
+
+    def _narrowed(self, rooms: list[int]) -> list[int]:
+        """Room for as many sequences as drafts are tried for now: the same ones in each step, others after a rest."""
+        rest, open_ = self._rest(len(rooms)), [index for index, room in enumerate(rooms) if room]
+        width = rest.width(len(rooms))
+        if width >= len(open_):
+            return rooms
+        chosen = {open_[(rest.turn * width + at) % len(open_)] for at in range(width)}
+        return [room if index in chosen else 0 for index, room in enumerate(rooms)]
 
     def _pass_over(self, sequences: Sequence[Drafted]) -> list[Draft]:
         """Nothing is drafted, but layers get the states that they will read."""
@@ -256,6 +268,7 @@ class Speculation:
             if verified:
                 verified_any = True
                 self._count(one)
+        self._verified = verified_any
         if self._probing and verified_any:
             self._may_probe = emitted > len(sequences)  # it was right: try again
             self._probing = False

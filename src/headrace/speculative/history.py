@@ -109,6 +109,8 @@ class HistoryMethod:
         if follower is None:
             follower = _Follower(max(0, len(one.tokens) - SIZE))
         self._followers[one.request_id] = follower, one
+        if not one.room:
+            return NOTHING
         history = self._histories.get(one.owner)
         if history is None:
             follower.read = len(one.tokens)

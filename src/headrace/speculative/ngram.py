@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from headrace.core.types import BlockCopy
 from headrace.runner.drafting import Drafted
-from headrace.speculative.method import Proposal
+from headrace.speculative.method import NOTHING, Proposal
 
 
 class NGramIndex:
@@ -81,6 +81,8 @@ class NGramMethod:
         return [self._propose(one) for one in sequences]
 
     def _propose(self, one: Drafted) -> Proposal:
+        if not one.room:
+            return NOTHING
         index = self._indices.get(one.request_id)
         if index is None:
             index = self._indices[one.request_id] = NGramIndex(self._sizes)

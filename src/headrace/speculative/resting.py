@@ -10,6 +10,8 @@ MOST_CREDIT = 8.0
 SHARE = 0.005
 """A rest is so long that what was lost before it is this share of it."""
 SHORTEST, LONGEST = 32, 4096
+FEW = 8
+"""Drafting begins with one of so many sequences."""
 RECENT_STATES = 256
 """So many steps before a rest ends, layers get the model's states again: older ones they would forget."""
 
@@ -17,18 +19,27 @@ RECENT_STATES = 256
 class Rest:
     """Of batches of about one size. All amounts are steps without drafts.
 
-    Drafting goes on as long as it has credit, which is what it gains, less what it loses. Then it rests.
+    Drafting goes on as long as it has credit, which is what it gains, less what it loses. Then it rests. It begins, and
+    begins again, with few sequences, as drafters have to read what they missed, and goes on with more as it gains.
     """
 
-    __slots__ = ("_credit", "_net", "_trust", "left")
+    __slots__ = ("_credit", "_doubled", "_net", "_trust", "left", "turn")
 
     def __init__(self) -> None:
         self.left = 0  # steps still to rest
+        self.turn = 0  # rests so far
+        self._doubled = 0
         self._trust = self._credit = TRUST
         self._net = 0.0  # since the last rest
 
-    def add(self, gained: float) -> None:
-        """Drafting has brought so many steps, or cost them."""
+    def width(self, sequences: int) -> int:
+        """For how many of so many sequences drafts may be made."""
+        return max(1, sequences // FEW) << self._doubled
+
+    def add(self, gained: float, *, verified: bool = False) -> None:
+        """Drafting has brought so many steps, or cost them; `verified`: in a step with drafts."""
+        if verified and gained > 0 and self._doubled < FEW.bit_length():
+            self._doubled += 1
         self._net += gained
         self._credit = min(MOST_CREDIT, self._credit + gained)
         if self._credit == MOST_CREDIT:
@@ -41,3 +52,4 @@ class Rest:
         self.left = round(min(LONGEST, max(SHORTEST, -self._net / SHARE)))
         self._trust = max(LEAST_TRUST, self._trust / 2)
         self._credit, self._net = self._trust, 0.0
+        self._doubled, self.turn = 0, self.turn + 1
