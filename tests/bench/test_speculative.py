@@ -53,6 +53,21 @@ def test_answers_that_repeat_their_prompt_are_drafted_by_ngrams() -> None:
     assert len(said) == 4  # two engines in turn, and a round that warms up
 
 
+def test_options_of_drafts_are_not_those_of_decoding_without_them() -> None:
+    config = EngineConfig(
+        "tale", kv_cache_memory="8MiB", num_threads=1, speculative="tale-eagle", speculative_tree_nodes=4,
+        num_speculative_tokens=2, adaptive_speculation=False,
+    )  # fmt: skip
+    _, drafted = speculative_rows(
+        config,
+        methods=["tale-eagle"],
+        cases=[Case("stories", 0.0, 1, 8)],
+        repeats=1,
+        progress=lambda text: None,
+    )
+    assert 2 < drafted.values["draft_length"] <= 4
+
+
 def test_acceptance_can_be_set_where_weights_are_random() -> None:
     config = EngineConfig("shape:tiny", num_threads=1, kv_cache_memory="8MiB", adaptive_speculation=False)
     _, few, _, many = speculative_rows(

@@ -130,7 +130,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "steps_per_s": Metric("steps/s", "steps/s", "simulated steps over CPU time", _rate),
         "simulated_per_s": Metric("requests/CPU s", "requests/s", "simulated requests over CPU time", _rate),
         "speedup": Metric(
-            "speed-up", "x", "over the same without drafts, median of the rounds' ratios", _ratio
+            "speed-up", "x", "over the runs without drafts before and after, median of all turns", _ratio
         ),
         "predicted_speedup": Metric(
             "predicted", "x", "what tokens a step and the measured costs of steps and drafting give", _ratio

@@ -200,9 +200,15 @@ def _run(parts: EngineParts, arrivals: Sequence[Arrival]) -> _Run:
 
 def _engine(config: EngineConfig, name: str) -> EngineParts:
     if name == PLAIN:
-        return assemble(
-            replace(config, speculative=None, num_speculative_tokens=None, speculative_quantization=None)
+        plain = replace(
+            config,
+            speculative=None,
+            num_speculative_tokens=None,
+            speculative_tree_nodes=None,
+            speculative_quantization=None,
+            acceptance="exact",
         )
+        return assemble(plain)
     return assemble(replace(config, speculative=name))
 
 
