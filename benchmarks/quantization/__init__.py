@@ -1,1 +1,1 @@
-"""Headrace's GGUF files beside those of llama.cpp's quantiser, of the same model, calibration and size."""
+"""Headrace's quantised models beside those of llama.cpp and llm-compressor, of the same model, calibration and size."""

@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.peers.peers import LLAMACPP
-from benchmarks.peers.workplace import DEFAULT, ROOT, Workplace
+from benchmarks.peers.workplace import DEFAULT, Workplace
+from benchmarks.quantization.measure import LENGTH, Run, headrace, lost, texts_of, timed
 from headrace.bench.report import machine_facts
-from headrace.evaluation.documents import read_records
 from headrace.models.loader import read_some
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
-from headrace.quantize.calibration import BUNDLED_CALIBRATION, calibration_texts
 from headrace.quantize.gguf.run import GGUFOptions, open_job
 from headrace.quantize.hessians import Hessians
 from headrace.quantize.walk import Walk, segments
-from headrace.text.tokenizer_source import open_tokenizer
 
 _EXAMPLES = """examples:
   python -m benchmarks.peers setup --only llamacpp    installs llama.cpp
   python -m benchmarks.quantization
   python -m benchmarks.quantization --mixes Q4_K_M Q3_K_M --samples 128"""
-_LENGTH = 512
-_POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a command took: wall time and CPU time in seconds, and its peak resident memory in bytes."""
-
-    wall_s: float
-    cpu_s: float
-    peak: int
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -66,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with TemporaryDirectory(prefix="headrace-quantization-") as kept:
         folder = Path(kept)
         wide = folder / "wide"
-        _headrace(
+        headrace(
             "quantize",
             options.model,
             "-o",
@@ -84,7 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for mix in options.mixes:
             for name, given in (("llama.cpp", ""), ("llama.cpp, importance matrix", str(importance))):
                 out = folder / "theirs.gguf"
-                took = _timed([
+                took = timed([
                     str(python), "-m", "benchmarks.quantization.llamacpp_driver", str(whole), str(out), mix, given,
                     str(options.threads),
                 ])  # fmt: skip
@@ -92,9 +75,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 out.unlink()
             for method in ("rtn", "gptq"):
                 out = folder / "ours"
-                took = _timed([
+                took = timed([
                     sys.executable, "-m", "headrace", "quantize", options.model, "-o", str(out), "--format",
-                    f"gguf:{mix}", "--method", method, "--samples", str(options.samples), "--length", str(_LENGTH),
+                    f"gguf:{mix}", "--method", method, "--samples", str(options.samples), "--length", str(LENGTH),
                     "--num-threads", str(options.threads),
                 ])  # fmt: skip
                 _show(mix, f"Headrace, {method}", next(out.glob("*.gguf")), took, options.model)
@@ -107,15 +90,7 @@ def _importance(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     source = resolve_model(options.model)
     spec = stored_spec(source)
-    assert source.path is not None
-    texts = calibration_texts(
-        read_records(BUNDLED_CALIBRATION),
-        open_tokenizer(source.path),
-        options.samples,
-        _LENGTH,
-        0,
-        "the bundled file",
-    )
+    texts = texts_of(options.model, options.samples)
     job = open_job(source, spec, GGUFOptions())
     walk, parts = Walk(job.program, texts), job.parts()
     found: dict[str, Any] = {}
@@ -130,50 +105,13 @@ def _importance(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _timed(command: Sequence[str]) -> Run:
-    """The peak is read from the process while it runs: what the system reports at its end includes this process, from
-    which it was forked."""
-    begun, peak = time.perf_counter(), 0
-    with TemporaryFile() as said:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=said)
-        while True:
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if pid:
-                break
-            peak = max(peak, _peak(process.pid))
-            time.sleep(_POLL_S)
-        took = time.perf_counter() - begun
-        said.seek(0)
-        if status:
-            raise SystemExit(f"{command[2]} failed: {said.read().decode(errors='replace')[-2000:]}")
-    return Run(took, usage.ru_utime + usage.ru_stime, peak)
-
-
-def _peak(pid: int) -> int:
-    """Bytes; 0 where the process has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return 1024 * max((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), default=0)
-
-
 def _show(mix: str, name: str, file: Path, took: Run, model: str) -> None:
-    found = json.loads(_headrace("eval", "kl", str(file), "--reference", model, "--json", "-"))
+    found = lost(file, model)
     print(
         f"| {mix} | {name} | {file.stat().st_size:,} | {found['mean']:.2e} | {found['model_perplexity']:.4f} | "
         f"{took.wall_s:.1f} | {took.cpu_s:.1f} | {took.peak / 1e6:.0f} |",
         flush=True,
     )
-
-
-def _headrace(*words: str) -> str:
-    run = subprocess.run(
-        [sys.executable, "-m", "headrace", *words], capture_output=True, text=True, check=False
-    )
-    if run.returncode:
-        raise SystemExit(f"headrace {words[0]} failed: {run.stderr[-2000:]}")
-    return run.stdout
 
 
 def _parser() -> argparse.ArgumentParser:
