@@ -10,11 +10,11 @@ from headrace.errors import ConfigError
 
 def test_variants_are_options_of_the_command() -> None:
     assert command_words("gptq") == ["--method", "gptq"]
-    assert command_words("gptq:3:32") == [
-        "--method", "gptq", "--bits", "3", "--group-size", "32", "--format", "gptq"
-    ]  # fmt: skip
+    assert command_words("gptq:3:32") == ["--method", "gptq", "--bits", "3", "--group-size", "32"]
     assert command_words("gguf:Q4_K_M:rtn") == ["--format", "gguf:Q4_K_M", "--method", "rtn"]
-    assert command_words("auto:4.25")[-2:] == ["--bits-per-weight", "4.25"]
+    assert command_words("auto:4.25") == ["--method", "auto", "--bits-per-weight", "4.25"]
+    assert command_words("gguf:auto:4.5")[2:] == ["--format", "gguf:auto", "--bits-per-weight", "4.5"]
+    assert len(VARIANTS) == 15
     assert all(command_words(one) for one in VARIANTS)
     for wrong in ("", "gguf", "auto", "gptq:4:32:x", "rtn:", "gguf:a:b:c"):
         with pytest.raises(ConfigError, match="is no variant"):

@@ -19,29 +19,32 @@ from headrace.errors import ConfigError, ModelError
 from headrace.evaluation.quality import NUMBERS
 
 VARIANTS = (
-    "rtn:8", "fp8", "smoothquant", "rtn:4", "gptq:4", "awq:4", "rtn:3", "gptq:3", "gguf:Q8_0", "gguf:Q6_K",
-    "gguf:Q4_K_M", "gguf:Q3_K_M", "auto:4.25",
+    "rtn:8", "fp8", "smoothquant", "rtn:4", "gptq:4", "awq:4", "rtn:3", "gptq:3", "auto:4.13", "auto:3.13",
+    "gguf:Q8_0", "gguf:Q6_K", "gguf:Q4_K_M", "gguf:Q3_K_M", "gguf:auto:4.25",
 )  # fmt: skip
 BATCHES = (1, 32)
 _INPUT, _OUTPUT = 32, 32
 
 
 def command_words(variant: str) -> list[str]:
-    """The options of `headrace quantize` for METHOD, METHOD:BITS, METHOD:BITS:GROUP, gguf:TYPE, gguf:TYPE:METHOD or
-    auto:BITS. Raises ConfigError for anything else."""
+    """The options of `headrace quantize` for METHOD, METHOD:BITS, METHOD:BITS:GROUP, auto:BITS, gguf:TYPE,
+    gguf:TYPE:METHOD or gguf:auto:BITS. Raises ConfigError for anything else."""
     name, *rest = variant.split(":")
+    if name == "gguf" and len(rest) == 2 and rest[0] == "auto":
+        return ["--method", "auto", "--format", "gguf:auto", "--bits-per-weight", rest[1]]
     if name == "gguf" and 1 <= len(rest) <= 2:
         return ["--format", f"gguf:{rest[0]}", *(["--method", rest[1]] if len(rest) > 1 else [])]
     if name == "auto" and len(rest) == 1:
-        return ["--method", "auto", "--format", "gguf:auto", "--bits-per-weight", rest[0]]
+        return ["--method", "auto", "--bits-per-weight", rest[0]]
     if name in ("", "gguf", "auto") or len(rest) > 2 or not all(rest):
         raise ConfigError(
-            f"{variant!r:.60} is no variant: give METHOD, METHOD:BITS, METHOD:BITS:GROUP, gguf:TYPE or auto:BITS"
+            f"{variant!r:.60} is no variant: give METHOD, METHOD:BITS, METHOD:BITS:GROUP, auto:BITS, gguf:TYPE or "
+            "gguf:auto:BITS"
         )
     words = ["--method", name]
     for flag, value in zip(("--bits", "--group-size"), rest, strict=False):
         words += [flag, value]
-    return words + (["--format", "gptq"] if rest and rest[0] in ("2", "3") else [])
+    return words
 
 
 def quantization_rows(
@@ -53,15 +56,16 @@ def quantization_rows(
     """
     progress("as it is")
     plain = _rates(config)
-    found: list[tuple[str, dict[str, float]]] = []
-    original: dict[str, float] = {}
+    told = False
     with TemporaryDirectory(prefix="headrace-bench-") as kept:
         for variant in variants:
             progress(variant)
             folder = Path(kept) / "model"
             numbers = _quantise(config.model, folder, [*command_words(variant), *more])
             divergence = numbers["divergence"]
-            original = {"perplexity": divergence["reference"]["perplexity"]}
+            if not told:  # its perplexity is in each variant's numbers
+                told, original = True, {"perplexity": divergence["reference"]["perplexity"]}
+                yield row_of_runs({"variant": "as it is"}, [{**original, **plain}])
             values = {
                 "checkpoint_bytes": float(numbers["size"]),
                 "bits_per_weight": float(numbers["bits"]),
@@ -71,10 +75,7 @@ def quantization_rows(
             }
             values |= _rates(replace(config, model=str(folder), tokenizer=config.tokenizer))
             _remove(folder)
-            found.append((variant, values))
-    yield row_of_runs({"variant": "as it is"}, [{**original, **plain}])
-    for variant, values in found:
-        yield row_of_runs({"variant": variant}, [values])
+            yield row_of_runs({"variant": variant}, [values])
 
 
 def best_of(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

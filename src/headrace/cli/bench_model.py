@@ -200,7 +200,7 @@ def _perplexity(args: argparse.Namespace) -> Prepared:
 def _quantization_flags(parser: Flags) -> None:
     parser.add_argument(
         "--variants", nargs="+", default=None, metavar="VARIANT",
-        help="METHOD, METHOD:BITS or METHOD:BITS:GROUP, gguf:TYPE, and auto:BITS (default: 13 of them)",
+        help="METHOD, METHOD:BITS or METHOD:BITS:GROUP, auto:BITS, gguf:TYPE and gguf:auto:BITS (default: 15 of them)",
     )  # fmt: skip
     parser.add_argument(
         "--data", type=Path, metavar="FILE", help="calibration texts, as of headrace quantize"

@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.output} is there already: name a folder that is not")
     folder = args.output
     if packed := args.format == PACKED:  # the kernels' form is made of a folder of codes, which is made first
+        _check_kernels(args)
         folder = args.output.with_name(f".{args.output.name}.codes")
         shutil.rmtree(folder, ignore_errors=True)
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
@@ -166,6 +167,17 @@ def _gated(
         target.rmdir()  # it is empty, as was checked
     folder.rename(target)
     return report
+
+
+def _check_kernels(args: argparse.Namespace) -> None:
+    """Raises ConfigError where the native kernels do not run the model, before the work."""
+    from headrace.build import survey
+    from headrace.config import EngineConfig
+
+    resolved = survey(EngineConfig(model=args.model, download_dir=args.download_dir), mapped=True).resolved
+    if resolved.kernels is None:
+        why = dict(resolved.reasons)["kernels"]
+        raise ConfigError(f"--format {PACKED} is for the native CPU kernels, but {why}")
 
 
 def _pack(args: argparse.Namespace, codes: Path) -> int:

@@ -73,13 +73,16 @@ def read_some(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> Weights:
-    """As `read_weights`, of some weights of a program, such as those of a layer."""
+    """As `read_weights`, of some weights of a program, such as those of a layer; their pages of the files are
+    released, which else would count as memory in use."""
     done, total = 0, sum(1 for weight in weights for _ in weight.tensors())
 
     def fill(name: str, target: torch.Tensor) -> None:
         nonlocal done
         for rows, values in stored.floats(name):
             target[rows].copy_(as_tensor(values))
+        if name not in stored.coded:
+            stored.checkpoint.drop(name)
         done += 1
         if progress is not None:
             progress(done, total)

@@ -67,14 +67,15 @@ class FloatCodes:
 
 
 def encode_floats(
-    weight: Tensor, hessian: Tensor, scheme: FloatScheme, parts: tuple[int, ...], peak: float | None
+    weight: Tensor, hessian: Tensor | None, scheme: FloatScheme, parts: tuple[int, ...], peak: float | None
 ) -> FloatCodes:
     """The nearest codes of a matrix [R, C], whose stored tensors have so many rows each.
 
-    hessian: [C, C], whose diagonal weighs errors where scales are searched. peak: the largest magnitude of the inputs,
-    for their scale.
+    hessian: [C, C], whose diagonal weighs errors where scales are searched; None: all alike. peak: the largest
+    magnitude of the inputs, for their scale.
     """
-    found = [_encode(part, hessian.diagonal().to(weight.dtype), scheme) for part in weight.split(list(parts))]
+    power = weight.new_ones(weight.shape[1]) if hessian is None else hessian.diagonal().to(weight.dtype)
+    found = [_encode(part, power, scheme) for part in weight.split(list(parts))]
     codes, scales = (torch.cat([one[at] for one in found]) for at in (0, 1))
     return FloatCodes(scheme, codes, scales, None if peak is None else max(peak, 2.0**-20) / LARGEST)
 

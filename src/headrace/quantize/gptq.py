@@ -90,8 +90,12 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     return torch.eye(len(matrix), dtype=torch.float64)  # as plain rounding has it: no column knows of another
 
 
-def relative_error(weight: Tensor, rounded: Tensor, hessian: Tensor) -> float:
-    """|rounded x - weight x| / |weight x| over the calibration inputs x, whose mean x x^T is the Hessian."""
-    power = hessian.to(weight.dtype)
-    lost, whole = (float(((one @ power) * one).sum()) for one in (rounded - weight, weight))
+def relative_error(weight: Tensor, rounded: Tensor, hessian: Tensor | None) -> float:
+    """|rounded x - weight x| / |weight x| over the calibration inputs x, whose mean x x^T is the Hessian; without one,
+    of the weights themselves."""
+    if hessian is None:
+        lost, whole = (float(one.square().sum()) for one in (rounded - weight, weight))
+    else:
+        power = hessian.to(weight.dtype)
+        lost, whole = (float(((one @ power) * one).sum()) for one in (rounded - weight, weight))
     return max(0.0, lost / whole) ** 0.5 if whole > 0 else 0.0

@@ -33,12 +33,18 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Of a matrix [R, C]. hessian: [C, C], the mean of x x^T. peak: the largest magnitude, None without calibration.
-    parts: rows of each stored tensor of the matrix."""
+    """Of a matrix [R, C]. hessian: [C, C], the mean of x x^T, and peak: the largest magnitude; None without
+    calibration. parts: rows of each stored tensor of the matrix."""
 
-    hessian: Tensor
+    hessian: Tensor | None
     peak: float | None
     parts: tuple[int, ...]
+
+    @property
+    def power(self) -> Tensor:
+        """The Hessian of a method that needs texts."""
+        assert self.hessian is not None
+        return self.hessian
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +70,11 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
     "gptq": Method(
-        lambda weight, inputs, scheme, how: gptq(weight, inputs.hessian, scheme, how.order, how.damping),
+        lambda weight, inputs, scheme, how: gptq(weight, inputs.power, scheme, how.order, how.damping),
         ordered=True,
     ),
     "awq": Method(
-        lambda weight, inputs, scheme, how: awq(weight, inputs.hessian, scheme),
+        lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme),
         lambda fold, weights, inputs, coded, scheme, how: awq_factors(fold, weights, inputs, coded, scheme),
     ),
     "smoothquant": Method(

@@ -208,7 +208,7 @@ class _Run:
             given = None if hessians is None else hessians.of(weight.name)
             peak = None if hessians is None else float(hessians.peaks(weight.name).max())
             for one, matrix in zip(weight.each(), matrices, strict=True):
-                hessian = torch.eye(weight.columns) if given is None else next(given)
+                hessian = None if given is None else next(given)
                 inputs = Inputs(hessian, peak, tuple(rows for _, rows in one.parts))
                 codes = job.method.round(matrix, inputs, job.scheme(weight), job.settings)
                 squares.append(relative_error(matrix, codes.dequantize(), hessian) ** 2)

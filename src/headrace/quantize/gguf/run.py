@@ -244,8 +244,7 @@ class Job:
                         found = self._round(matrix[first:last], hessian, self._types[one.name])
                         raw.setdefault(one.name, []).append(found)
                         rounded[first:last] = torch.from_numpy(dequantize(found, self._types[one.name]))
-                power = torch.eye(weight.columns) if hessian is None else hessian
-                squares.append(relative_error(matrix, rounded, power) ** 2)
+                squares.append(relative_error(matrix, rounded, hessian) ** 2)
             errors[weight.name] = (sum(squares) / len(squares)) ** 0.5
             tensors += [Tensor(name, "U8", np.stack(parts)) for name, parts in raw.items()]
         write_tensors(path, tensors)
