@@ -10,6 +10,8 @@ import pytest
 from headrace.build import assemble, survey
 from headrace.config import EngineConfig
 from headrace.core.eviction import Eviction
+from headrace.core.params import SamplingParams
+from headrace.core.types import NewRequest
 from headrace.errors import ConfigError
 from headrace.models.spec import ModelSpec
 from headrace.plan.eviction import check_eviction, choose_sizes
@@ -129,3 +131,37 @@ def test_the_memory_is_planned_to_the_byte() -> None:
     text = report(plans[1].spec, plans[1].resolved, plans[1].ledger)
     assert "KV eviction: answers are not exact" in text and "KV of one sequence after eviction" in text
     assert "not exact" not in report(plans[0].spec, plans[0].resolved, plans[0].ledger)
+
+
+@pytest.mark.parametrize("budget", [300, 2**31 - 1])
+def test_a_budget_that_no_sequence_exceeds_costs_nothing(budget: int) -> None:
+    needs.native()
+    options = {"model": "tale", "num_threads": 2, "max_model_len": 300}
+    plain = survey(EngineConfig.from_kwargs(**options))
+    plan = survey(EngineConfig.from_kwargs(**options, kv_eviction="snapkv", kv_eviction_budget=budget))
+    assert plan.resolved.eviction is None and plan.resolved.kv_eviction_budget == budget
+    assert plan.ledger.total == plain.ledger.total
+    text = report(plan.spec, plan.resolved, plan.ledger)
+    assert "nothing is evicted: no sequence is longer than max_model_len 300" in text
+    assert "not exact" not in text
+
+
+def test_a_long_interval_takes_memory_for_the_longest_sequence_only() -> None:
+    needs.native()
+    config = EngineConfig.from_kwargs(
+        model="tale", num_threads=1, max_num_seqs=3, max_model_len=300, kv_eviction="snapkv",
+        kv_eviction_budget=64, kv_eviction_interval=2**31 - 1,
+    )  # fmt: skip
+    plan = survey(config)
+    (line,) = [line for line in plan.ledger.activations if line.name == "KV eviction"]
+    assert line.bytes < 2**20 and "300 tokens" in line.how
+    after = plan.ledger.kv_after_eviction
+    assert after is not None and "up to 236 newer ones" in after.how
+    assert "64 tokens of prompt and 300 in all" in report(plan.spec, plan.resolved, plan.ledger)
+    parts = assemble(config)
+    params = SamplingParams(temperature=0.0, max_tokens=99, ignore_eos=True)
+    parts.engine.add(NewRequest("a", tuple(range(100, 300)), params), 0.0)
+    while parts.engine.has_work:
+        outputs = parts.engine.finish(parts.executor.execute(parts.engine.begin(0.0)), 0.0)
+        assert all(output.error is None for output in outputs)
+    assert parts.engine.stats().scheduler.evicted_tokens == 200 - 64

@@ -29,6 +29,10 @@ class Eviction:
         """The most tokens of a sequence that the cache holds while it generates."""
         return self.budget + self.interval
 
+    def most_within(self, length: int) -> int:
+        """`most_tokens` where no sequence is longer than `length`."""
+        return min(self.most_tokens, length)
+
     def next_point(self, num_prompt: int, computed: int) -> int:
         """The first length above `computed` tokens at which tokens are evicted."""
         if num_prompt > self.budget:

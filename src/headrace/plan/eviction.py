@@ -64,14 +64,19 @@ def check_eviction(spec: ModelSpec, *, native: bool) -> None:
 def eviction_bytes(
     layouts: Sequence[KVLayout], sizes: Eviction, *, seqs: int, length: int, threads: int
 ) -> int:
-    """Bytes beside the KV cache: the sums of attention of each sequence, and what choosing tokens of one needs."""
+    """Bytes beside the KV cache: the sums of attention of each sequence, and what choosing tokens of one needs.
+
+    None where no sequence of `length` tokens is above the budget.
+    """
+    if length <= sizes.budget:
+        return 0
+    most = sizes.most_within(length)
     sums = sum(
-        len(layout.layers) * _pages(4 * seqs * layout.num_kv_heads * sizes.most_tokens)
+        len(layout.layers) * _pages(4 * seqs * layout.num_kv_heads * most)
         for layout in layouts
         if layout.retention is Retention.FULL
     )
-    longest = _padded(max(length, sizes.most_tokens))
-    return sums + _pages(4 * threads * ((3 + _SCORED_ROWS) * longest + _padded(sizes.budget)))
+    return sums + _pages(4 * threads * ((3 + _SCORED_ROWS) * _padded(length) + _padded(sizes.budget)))
 
 
 def _padded(count: int) -> int:

@@ -138,7 +138,8 @@ def _eviction(layouts: Sequence[KVLayout], resolved: ResolvedConfig) -> list[Led
         return []
     seqs, length, threads = resolved.most_segments, resolved.max_model_len, resolved.num_threads
     size = eviction_bytes(layouts, sizes, seqs=seqs, length=length, threads=threads)
-    how = f"sums of attention to {format_count(sizes.most_tokens)} tokens of {seqs} sequences, and room to choose"
+    most = format_count(sizes.most_within(length))
+    how = f"sums of attention to {most} tokens of {seqs} sequences, and room to choose"
     return [LedgerLine("KV eviction", size, how)]
 
 
@@ -146,13 +147,14 @@ def _after_eviction(demands: Sequence[KVDemand], resolved: ResolvedConfig) -> Le
     sizes = resolved.eviction
     if sizes is None:
         return None
-    blocks = -(-sizes.most_tokens // resolved.block_size)
+    most = sizes.most_within(resolved.max_model_len)
+    blocks = -(-most // resolved.block_size)
     held = [
         min(demand.per_sequence, blocks) if demand.layout.retention is Retention.FULL else demand.per_sequence
         for demand in demands
     ]
     size = sum(count * demand.block_bytes for count, demand in zip(held, demands, strict=True))
-    newer = f"up to {format_count(sizes.interval)} newer ones"
+    newer = f"up to {format_count(most - sizes.budget)} newer ones"
     how = f"{format_count(sizes.budget)} tokens of each KV head, and {newer}; not exact"
     return LedgerLine("one sequence after eviction", size, how)
 

@@ -33,7 +33,11 @@ def report(
         ("Memory", table(_memory_rows(ledger), right=frozenset({1}))),
     ]
     if resolved.eviction is not None:
-        sections.append(("KV eviction: answers are not exact", table(_eviction_rows(resolved.eviction))))
+        rules = _eviction_rows(resolved.eviction, resolved.max_model_len)
+        sections.append(("KV eviction: answers are not exact", table(rules)))
+    elif resolved.kv_eviction != "off":
+        least = f"no sequence is longer than max_model_len {format_count(resolved.max_model_len)}"
+        sections.append(("KV eviction", f"  nothing is evicted: {least}; lower --kv-eviction-budget"))
     rows = [tuple(row) for row in ops]
     if rows:
         sections.append(("Ops", table([OP_COLUMNS, *rows])))
@@ -68,7 +72,7 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset())
     return "\n".join(lines)
 
 
-def _eviction_rows(sizes: Eviction) -> list[tuple[str, str]]:
+def _eviction_rows(sizes: Eviction, length: int) -> list[tuple[str, str]]:
     """What is evicted, when, and which requests it leaves alone."""
     chosen = sizes.budget - sizes.sinks - sizes.recent
     return [
@@ -78,7 +82,7 @@ def _eviction_rows(sizes: Eviction) -> list[tuple[str, str]]:
         ("when", f"at the end of a prompt of more than {format_count(sizes.budget)} tokens, then every "
          f"{format_count(sizes.interval)} tokens"),
         ("exact", f"requests with at most {format_count(sizes.budget)} tokens of prompt and "
-         f"{format_count(sizes.most_tokens)} in all; scores and embeddings of prompts"),
+         f"{format_count(sizes.most_within(length))} in all; scores and embeddings of prompts"),
         ("quality here", "headrace bench eviction"),
     ]  # fmt: skip
 

@@ -104,12 +104,15 @@ class ResolvedConfig:
 
     @property
     def eviction(self) -> Eviction | None:
-        """What sequences evict; None where they keep everything."""
+        """What sequences evict; None where they keep everything, also because none is longer than the budget."""
         sizes = (
             self.kv_eviction_budget, self.kv_eviction_window, self.kv_eviction_sinks, self.kv_eviction_recent,
             self.kv_eviction_interval,
         )  # fmt: skip
-        return None if self.kv_eviction == "off" else choose_sizes(*sizes)
+        if self.kv_eviction == "off":
+            return None
+        chosen = choose_sizes(*sizes)
+        return chosen if chosen.budget < self.max_model_len else None
 
     @property
     def tree_branches(self) -> int:

@@ -142,8 +142,8 @@ def _evicting(
         budget=limits.eviction.budget,
         sinks=limits.eviction.sinks,
         recent=limits.eviction.recent,
-        most=limits.eviction.most_tokens,
-        longest=max(limits.max_length, limits.eviction.most_tokens),
+        most=limits.eviction.most_within(limits.max_length),
+        longest=limits.max_length,
     )
     found = zip(program.kv, groups, strict=True)
     return frozenset(
