@@ -61,6 +61,16 @@ def test_texts_that_are_too_short(tmp_path: Path) -> None:
         make_tasks(TALE, read_records(data), prompt=100, output=8, samples=1)
 
 
+def test_one_text_among_short_ones_does_not_shorten_prompts(tmp_path: Path) -> None:
+    """What stands in place of a text's beginning comes from the others, which must fill the prompt."""
+    texts = read_records(BUNDLED_TEXTS)[:12]
+    long = " ".join(record["text"] for record in texts)
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in (long, "A dog ran.")))
+    with pytest.raises(ConfigError, match="0 of them at least 112 with enough others"):
+        make_tasks(TALE, read_records(data), prompt=512, output=48, samples=1)
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -68,6 +78,10 @@ def test_texts_that_are_too_short(tmp_path: Path) -> None:
         (["--shares", "2"], "--shares are above 0"),
         (["--speculative", "ngram"], "cannot run with speculative"),
         (["--data", "/nowhere"], "cannot read /nowhere"),
+        (
+            ["--prompt-len", "1000"],
+            "prompts of 1000 tokens and 48 after them are longer than max_model_len 1024",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_the_work(

@@ -106,17 +106,24 @@ def make_tasks(
     comes before the last `NEAR` tokens, and shows how many needles are guessed. Raises ConfigError where texts are too
     short.
     """
-    source = survey(config).source
-    folder = find_tokenizer(config, source)
+    plan = survey(config)
+    length = plan.resolved.max_model_len
+    if prompt + output > length:
+        raise ConfigError(
+            f"prompts of {prompt} tokens and {output} after them are longer than max_model_len {length}; lower "
+            "--prompt-len or --output-len"
+        )
+    folder = find_tokenizer(config, plan.source)
     if folder is None:
         raise ConfigError("a model without a tokenizer reads no texts: give --tokenizer")
     texts = [one.ids for one in given_documents(records, open_tokenizer(folder), _LONGEST)]
-    least = output + 2 * NEAR
-    usable = [text for text in texts if len(text) >= least]
-    if not usable or sum(map(len, texts)) < 2 * prompt or prompt < 2 * NEAR:
+    least, total = output + 2 * NEAR, sum(map(len, texts))
+    usable = [text for text in texts if len(text) >= least and 2 * (total - len(text)) >= prompt]
+    if not usable or total < 2 * prompt or prompt < 2 * NEAR:
         raise ConfigError(
-            f"the texts have {sum(map(len, texts))} tokens, and {len(usable)} of them at least {least}: a prompt takes "
-            f"{prompt}, and {2 * NEAR} or more; change --prompt-len or --output-len, or give more --data"
+            f"the texts have {total} tokens, and {len(usable)} of them at least {least} with enough others before "
+            f"them: a prompt takes {prompt}, and {2 * NEAR} or more; change --prompt-len or --output-len, or give "
+            "more --data"
         )
     spread = Counter(token for text in texts for token in set(text))
     rng = random.Random(seed)
