@@ -153,11 +153,9 @@ class TreeGrower:
             if not open_ or rank + 1 == CHOICES:
                 break
             self._sampler.exclude(logits, open_, drawn)
-        for beam, own, found_values in zip(beams, tokens, values, strict=True):
-            if own:
-                beam.tree.add(
-                    beam, own, _confidence(SampleRow(beam.tree.one.state, beam.path), own, found_values)
-                )
+        shares = _confidence(rows, tokens, values)
+        for beam, own, confidence in zip(beams, tokens, shares, strict=True):
+            beam.tree.add(beam, own, confidence)
 
     def _choose(self, going: Sequence[tuple[_Tree, int]], free: list[int]) -> list[tuple[_Tree, list[int]]]:
         """Which of the newest nodes of each tree are read: the likeliest of each, and of the others the likeliest that
@@ -227,20 +225,27 @@ class TreeGrower:
         ]
 
 
-def _confidence(row: SampleRow, tokens: Sequence[int], logits: Sequence[float]) -> list[float]:
-    """How likely each of the choices for one place is to be the model's.
+def _confidence(
+    rows: Sequence[SampleRow], tokens: Sequence[Sequence[int]], logits: Sequence[Sequence[float]]
+) -> list[list[float]]:
+    """How likely each of the choices for one place, a row, is to be the model's.
 
     A token is the arg-max of logit / temperature + noise, and the noise is the model's too. The choices share the
     softmax of these sums, as they would if the model's sums were those and Gumbel noise of their own. At temperature 0
     that is the softmax of the logits.
     """
-    if len(tokens) == 1:
-        return [1.0]
-    sums = np.array(logits, dtype=np.float64)
-    params = row.state.params
-    if not params.greedy:
-        drawn = noise([row.state.seed], [row.position], np.array([tokens], dtype=np.int64))
-        sums = sums / params.temperature + drawn[0]
-    shares = np.exp(sums - sums.max())
-    found: list[float] = (shares / shares.sum()).tolist()
-    return found
+    width = max(map(len, tokens))
+    if width < 2:
+        return [[1.0] * len(own) for own in tokens]
+    sums = np.full((len(rows), width), -np.inf)
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    for at, (own, values) in enumerate(zip(tokens, logits, strict=True)):
+        sums[at, : len(own)], ids[at, : len(own)] = values, own
+    drawn = [at for at, row in enumerate(rows) if not row.state.params.greedy]
+    if drawn:
+        some = [rows[at] for at in drawn]
+        sums[drawn] /= np.array([row.state.params.temperature for row in some])[:, None]
+        sums[drawn] += noise([row.state.seed for row in some], [row.position for row in some], ids[drawn])
+    shares = np.exp(sums - np.maximum(sums.max(axis=1, keepdims=True), -1e30))
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1e-30)
+    return [found[: len(own)].tolist() for found, own in zip(shares, tokens, strict=True)]
