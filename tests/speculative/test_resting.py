@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.speculative.resting import LONGEST, SHARE, SHORTEST, TRUST, Rest
+from headrace.speculative.resting import FIRST_SHARE, LONGEST, SHARE, SHORTEST, TRUST, Rest
 from tests.speculative.test_control import Machine, best, flat, steep
 
 
@@ -14,7 +14,15 @@ def test_a_rest_pays_back_what_was_lost() -> None:
     rest = Rest()
     while not rest.left:
         rest.add(-0.5)
-    assert rest.left == round(TRUST / SHARE)
+    assert rest.left == round(TRUST / FIRST_SHARE)
+    lengths = []
+    for _ in range(4):
+        rest.left, lost = 0, 0.0
+        while not rest.left:
+            rest.add(-0.5)
+            lost += 0.5
+        lengths.append(rest.left / lost)
+    assert lengths == [round(2 / FIRST_SHARE), 1 / SHARE, 1 / SHARE, 1 / SHARE]
     rest.left = 0
     rest.add(-100.0)
     assert rest.left == LONGEST

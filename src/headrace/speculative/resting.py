@@ -7,8 +7,9 @@ TRUST = 6.0
 LEAST_TRUST = 1.0
 MOST_CREDIT = 8.0
 """What drafting has gained counts up to here: so it rests soon after it ceases to pay."""
-SHARE = 0.005
-"""A rest is so long that what was lost before it is this share of it."""
+FIRST_SHARE, SHARE = 0.02, 0.005
+"""A rest is so long that what was lost before it is this share of it: the first ones are shorter, as chance may have
+made them; each that follows a rest without gains in between halves the share."""
 SHORTEST, LONGEST = 32, 4096
 FEW = 8
 """Drafting begins with one of so many sequences."""
@@ -49,7 +50,8 @@ class Rest:
 
     def begin(self) -> None:
         """Rest from now on."""
-        self.left = round(min(LONGEST, max(SHORTEST, -self._net / SHARE)))
+        share = max(SHARE, FIRST_SHARE * self._trust / TRUST)
+        self.left = round(min(LONGEST, max(SHORTEST, -self._net / share)))
         self._trust = max(LEAST_TRUST, self._trust / 2)
         self._credit, self._net = self._trust, 0.0
         self._doubled, self.turn = 0, self.turn + 1
