@@ -24,7 +24,7 @@ SKIPPED = 4
 PROMPTS = (64, 512)
 VOCABULARIES = (2048, 32000)
 DRAWS = {"greedy": "greedy", "sampled": "T=0.7"}
-"""Keys of `Profile.samples`, and settings of `bench.sampling`."""
+"""Keys of `Profile.samples`, and settings of `bench.native.sampling`."""
 
 
 @dataclass(slots=True)
