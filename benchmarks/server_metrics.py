@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from headrace.bench.serve_http import Address, HttpError, Pool, request_bytes
-from headrace.bench.serve_stream import EventBody
+from headrace.bench.serving.http_client import Address, HttpError, Pool, request_bytes
+from headrace.bench.serving.stream import EventBody
 
 _LINE = re.compile(r"^headrace:(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 

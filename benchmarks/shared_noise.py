@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace import LLM, SamplingParams
-from headrace.bench.perplexity import HELD_OUT, read_documents
+from headrace.bench.quality.perplexity import HELD_OUT, read_documents
 from headrace.models.source import resolve_model
 from headrace.runner.sampling.randomness import noise, uniforms
 

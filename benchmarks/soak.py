@@ -25,9 +25,9 @@ from typing import Any
 
 from benchmarks.serve_overhead import Served
 from benchmarks.server_metrics import read_metrics
-from headrace.bench.serve import run
-from headrace.bench.serve_http import Address, Connection, HttpError, request_bytes
-from headrace.bench.serve_stream import EventBody, StreamError, read_stream
+from headrace.bench.serving.http_client import Address, Connection, HttpError, request_bytes
+from headrace.bench.serving.serve import run
+from headrace.bench.serving.stream import EventBody, StreamError, read_stream
 from headrace.sim.workload.sessions import words
 
 KINDS = ("plain", "leaves", "stops", "several", "logprobs", "chat", "wrong")

@@ -22,7 +22,7 @@ from benchmarks.peers.execute import Driver
 from benchmarks.peers.peers import GGUF_WRITER, HEADRACE, LLAMACPP
 from benchmarks.peers.work_items import Sizes
 from benchmarks.peers.workplace import DEFAULT, ROOT, Workplace
-from headrace.bench import roofline
+from headrace.bench.native import roofline
 from headrace.bench.report import machine_facts
 from headrace.sim import work as step_work
 

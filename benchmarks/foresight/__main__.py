@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.foresight.rates import rate_rows
 from benchmarks.foresight.rows import Prediction, rows_table, summary
 from benchmarks.foresight.steps import Closed, Subject
-from headrace.bench.calibrate import calibrate
-from headrace.bench.profile import tape_of
+from headrace.bench.calibration.calibrate import calibrate
+from headrace.bench.model.profile import tape_of
 from headrace.build import assemble
 from headrace.config import EngineConfig
 from headrace.quant.block_formats import named_format

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.foresight.rows import Prediction
-from headrace.bench.profile import Profiled
-from headrace.bench.step_times import StepTime, closed_batch, undisturbed_step
+from headrace.bench.model.profile import Profiled
+from headrace.bench.model.step_times import StepTime, closed_batch, undisturbed_step
 from headrace.build import EngineParts
 from headrace.sim.cost import CostModel
 from headrace.sim.work import StepShape

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.peers.models import spec_of
 from benchmarks.peers.work_items import Request, Sizes, requests
-from headrace.bench.roofline import Measurement, Roofline
+from headrace.bench.native.roofline import Measurement, Roofline
 from headrace.program.lower import lower
 from headrace.sim.work import ModelWork, SliceShape, StepShape
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.peers.limits import roofline_from_json
 from benchmarks.peers.plan import Planned
-from headrace.bench.roofline import Roofline
+from headrace.bench.native.roofline import Roofline
 
 FILE = "measured.jsonl"
 

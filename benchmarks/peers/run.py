@@ -19,8 +19,8 @@ from benchmarks.peers.plan import Group, Planned, Rounds, groups, turns
 from benchmarks.peers.record import Cell, Measured, Record
 from benchmarks.peers.work_items import COLUMNS, Sizes
 from benchmarks.peers.workplace import Workplace
+from headrace.bench.native.roofline import measure_roofline
 from headrace.bench.report import machine_facts, package_versions
-from headrace.bench.roofline import measure_roofline
 from headrace.plan.hardware import this_machine
 
 Say = Callable[[str], None]

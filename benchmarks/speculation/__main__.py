@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.peers.peers import GGUF_WRITER, LLAMACPP
 from benchmarks.peers.workplace import DEFAULT, ROOT, Workplace
+from headrace.bench.model.speculative import Case, requests
 from headrace.bench.report import machine_facts
-from headrace.bench.speculative import Case, requests
 from headrace.core.params import SamplingParams
 from headrace.llm import LLM
 from headrace.models.source import BUNDLED_FOLDER

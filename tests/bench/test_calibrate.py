@@ -14,15 +14,15 @@ from tests import needs
 
 needs.native()
 
-from headrace.bench import calibrate as subject  # noqa: E402
-from headrace.bench import calibrate_fit as fits  # noqa: E402
-from headrace.bench import calibrate_server as server  # noqa: E402
-from headrace.bench.calibrate_cases import CALLS, CLOCK_TICKS, Case, Cases, OtherPrograms, undisturbed  # noqa: E402
-from headrace.bench.calibrate_engine import outside_s  # noqa: E402
-from headrace.bench.calibrate_fit import AttentionFit, ProductFit  # noqa: E402
-from headrace.bench.op_tapes import OpTapes  # noqa: E402
-from headrace.bench.roofline import kernel_names, native_module  # noqa: E402
-from headrace.bench.step_times import StepTime, undisturbed_step  # noqa: E402
+from headrace.bench.calibration import calibrate as subject  # noqa: E402
+from headrace.bench.calibration import fit as fits  # noqa: E402
+from headrace.bench.calibration import server  # noqa: E402
+from headrace.bench.calibration.cases import CALLS, CLOCK_TICKS, Case, Cases, OtherPrograms, undisturbed  # noqa: E402
+from headrace.bench.calibration.engine import outside_s  # noqa: E402
+from headrace.bench.calibration.fit import AttentionFit, ProductFit  # noqa: E402
+from headrace.bench.model.step_times import StepTime, undisturbed_step  # noqa: E402
+from headrace.bench.native.op_tapes import OpTapes  # noqa: E402
+from headrace.bench.native.roofline import kernel_names, native_module  # noqa: E402
 from headrace.cli import main  # noqa: E402
 from headrace.errors import ConfigError  # noqa: E402
 from headrace.quant.format import BF16, PANEL, parse_format  # noqa: E402

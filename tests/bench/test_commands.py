@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.bench.model.startup import launch
+from headrace.bench.model.throughput import Mixed, closed_rows
 from headrace.bench.report import Report
-from headrace.bench.startup import launch
-from headrace.bench.throughput import Mixed, closed_rows
 from headrace.cli import main
-from headrace.cli.bench import KINDS
+from headrace.cli.bench.command import KINDS
 from headrace.errors import HeadraceError
 
 SMALL = ["--repeats", "2", "--num-threads", "1"]
@@ -151,7 +151,7 @@ def test_an_interrupt_prints_what_is_known(
         yield next(closed_rows(*args, **options))  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headrace.bench.throughput.closed_rows", interrupted)
+    monkeypatch.setattr("headrace.bench.model.throughput.closed_rows", interrupted)
     path = tmp_path / "out.json"
     words = ["bench", "throughput", "-m", "shape:tiny", *SMALL, *CLOSED, *MIXED, "--json", str(path)]
     assert main(words) == 130

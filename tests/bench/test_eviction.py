@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.eviction import (
+from headrace.bench.quality.eviction import (
     ABSENT,
     CONTINUATION,
     FULL,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench import kernels as subject
+from headrace.bench.native import kernels as subject
+from headrace.bench.native.roofline import measure_roofline
+from headrace.bench.native.sampling import SETTINGS, SPREADS
+from headrace.bench.native.tape_step import BLOCK_SIZE, TapeStep
 from headrace.bench.report import Report
-from headrace.bench.roofline import measure_roofline
-from headrace.bench.sampling import SETTINGS, SPREADS
-from headrace.bench.tape_step import BLOCK_SIZE, TapeStep
 from headrace.cli import main
 from headrace.models.families import read_spec
 from headrace.models.source import resolve_model

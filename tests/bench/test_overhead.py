@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.bench.overhead import PARTS, SAMPLING, measure_overhead, overhead_rows, prepared_logits
-from headrace.bench.wide_tokenizer import widened
+from headrace.bench.model.overhead import PARTS, SAMPLING, measure_overhead, overhead_rows, prepared_logits
+from headrace.bench.model.wide_tokenizer import widened
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.text.tokenizer import Tokenizer
 from tests import needs

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace import LLM
-from headrace.bench.perplexity import HELD_OUT, perplexity_rows, read_documents, score
+from headrace.bench.quality.perplexity import HELD_OUT, perplexity_rows, read_documents, score
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.models.source import resolve_model

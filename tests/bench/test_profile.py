@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.profile import OVERHEAD, STEP, OpCost, by_op
+from headrace.bench.model.profile import OVERHEAD, STEP, OpCost, by_op
 from headrace.bench.report import Report, Row
 from headrace.cli import main
 

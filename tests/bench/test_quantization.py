@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.bench.quantization import VARIANTS, best_of, command_words
+from headrace.bench.quality.quantization import VARIANTS, best_of, command_words
 from headrace.errors import ConfigError
 
 

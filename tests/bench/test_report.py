@@ -10,7 +10,7 @@ import pytest
 
 from headrace.bench.metrics import METRICS, show_seconds
 from headrace.bench.report import Report, Row, make_report, row_of_runs
-from headrace.cli.bench import KINDS
+from headrace.cli.bench.command import KINDS
 from headrace.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from tests.instruction_sets import parameters
 
 _native = needs.native()
 
-from headrace.bench.roofline import (  # noqa: E402
+from headrace.bench.native.roofline import (  # noqa: E402
     BUFFER_BYTES,
     PRODUCTS,
     Measurement,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bench.serve_http import Address, Connection, HttpError, Pool, request_bytes
-from headrace.bench.serve_stream import EventBody, StreamError, error_message, read_stream
+from headrace.bench.serving.http_client import Address, Connection, HttpError, Pool, request_bytes
+from headrace.bench.serving.stream import EventBody, StreamError, error_message, read_stream
 from headrace.errors import ConfigError
 from tests.bench.scripted_server import events, piece, usage
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.bench import speculative
-from headrace.bench.speculative import PLAIN, Case, speculative_rows
+from headrace.bench.model import speculative
+from headrace.bench.model.speculative import PLAIN, Case, speculative_rows
 from headrace.cli import main
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError

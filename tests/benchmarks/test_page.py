@@ -15,7 +15,7 @@ from benchmarks.peers.plot import draw
 from benchmarks.peers.readme import BEGIN, END, block_of, readme_block, write_into
 from benchmarks.peers.record import Measured, Record
 from benchmarks.peers.work_items import Sizes
-from headrace.bench.roofline import Measurement, Roofline
+from headrace.bench.native.roofline import Measurement, Roofline
 from tests.places import ROOT
 
 ROOFLINE = Roofline(

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.peers.limits import roofline_from_json
 from benchmarks.peers.plan import Planned
 from benchmarks.peers.record import Measured, Record
-from headrace.bench.roofline import Measurement, Roofline
+from headrace.bench.native.roofline import Measurement, Roofline
 
 FACTS = {"settings": {"threads": 2}}
 

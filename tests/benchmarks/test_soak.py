@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.soak import KINDS, Sample, slope_bytes_per_minute, soak
-from headrace.bench.serve import run
+from headrace.bench.serving.serve import run
 from headrace.config import EngineConfig
 from headrace.serving.client.child import ENGINE_COMMAND
 from tests.server.conftest import TALE, TinyServer

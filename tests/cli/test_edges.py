@@ -167,7 +167,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("gone", ["moved", "new"])
-@pytest.mark.parametrize("module", ["headrace.cli", "headrace.cli.generate", "headrace.llm"])
+@pytest.mark.parametrize("module", ["headrace.cli", "headrace.cli.text.generate", "headrace.llm"])
 def test_an_old_environment_is_one_line(module: str, gone: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OLD_MAP, module, gone, "generate", "Once", *SHORT],

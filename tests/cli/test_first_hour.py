@@ -165,7 +165,7 @@ def test_targets_are_checked_before_a_benchmark(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = []
-    monkeypatch.setattr("headrace.bench.subject.load_subject", lambda *_, **__: loaded.append(1))
+    monkeypatch.setattr("headrace.bench.model.subject.load_subject", lambda *_, **__: loaded.append(1))
     assert main(["bench", "latency", *options]) == 1
     shown = capsys.readouterr()
     assert said in shown.err and shown.err.count("\n") == 1

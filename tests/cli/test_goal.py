@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench import roofline
-from headrace.cli import main, serve
+from headrace.bench.native import roofline
+from headrace.cli import main
 from headrace.cli.parser import Parser
+from headrace.cli.server import serve
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,13 @@ import sys
 
 import pytest
 
-from headrace.bench import kernels, overhead, serve_target
+from headrace.bench.model import overhead
+from headrace.bench.native import kernels
+from headrace.bench.serving import target as serve_target
 from headrace.cli import COMMANDS
-from headrace.cli.bench_native import OPS, SAMPLING
-from headrace.cli.bench_serve import BACKENDS
-from headrace.cli.serve_flags import _CONNECTION_LIMITS, LOG_FORMATS
+from headrace.cli.bench.native import OPS, SAMPLING
+from headrace.cli.bench.serve import BACKENDS
+from headrace.cli.server.flags import _CONNECTION_LIMITS, LOG_FORMATS
 from headrace.server.http.connection import ConnectionLimits
 from headrace.serving import logs
 

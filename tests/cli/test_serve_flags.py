@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.serve_flags import MAX_QUEUE_TOKENS, MAX_SECONDS, add_traffic_flags, traffic_options
+from headrace.cli.server.flags import MAX_QUEUE_TOKENS, MAX_SECONDS, add_traffic_flags, traffic_options
 from headrace.errors import ConfigError
 
 KEY = "sk-0123456789abcdef"

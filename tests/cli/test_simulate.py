@@ -10,7 +10,7 @@ import pytest
 
 from headrace.bench.report import Report
 from headrace.cli import main
-from headrace.cli.simulate import ROUTERS
+from headrace.cli.planning.simulate import ROUTERS
 from headrace.sim.simulate import router
 
 MODEL = ["simulate", "shape:smollm2-135m", "--hardware", "l4"]

@@ -118,7 +118,7 @@ def _run(words: list[str]) -> None:
     """As `main` does, but errors are raised and not printed."""
     import argparse
 
-    from headrace.cli import train_heads
+    from headrace.cli.models import train_heads
 
     parser = argparse.ArgumentParser()
     train_heads.add_parser(parser.add_subparsers(dest="command"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.roofline import native_module
+from headrace.bench.native.roofline import native_module
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.ops import native_sources

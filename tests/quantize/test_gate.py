@@ -102,7 +102,7 @@ def test_the_page_names_every_option_that_decided_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "headrace.cli.quantize._compare", lambda args, folder: (lost(0.1), Agreement(1, 256, 1.0, 1.0))
+        "headrace.cli.models.quantize._compare", lambda args, folder: (lost(0.1), Agreement(1, 256, 1.0, 1.0))
     )
     (tmp_path / "model").mkdir()
     write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})

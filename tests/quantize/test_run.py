@@ -268,7 +268,7 @@ def test_the_command_says_what_was_lost(
 def test_every_family_hardly_moves_with_8_bits(
     family: str, format: str, method: str, order: Literal["static", "group"] | None, tmp_path: Path
 ) -> None:
-    from headrace.bench.judged import JudgedLLM
+    from headrace.bench.quality.judged import JudgedLLM
     from headrace.evaluation.documents import Document
     from headrace.evaluation.measures import divergence
 

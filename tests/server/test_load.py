@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks.server_metrics import ServerMetrics
 from headrace.bench.report import Report, Row
-from headrace.bench.serve import run
-from headrace.bench.serve_figures import row_of
-from headrace.bench.serve_http import Address, Connection
-from headrace.bench.serve_load import Load, Loaded
-from headrace.bench.serve_target import Target
+from headrace.bench.serving.figures import row_of
+from headrace.bench.serving.http_client import Address, Connection
+from headrace.bench.serving.load import Load, Loaded
+from headrace.bench.serving.serve import run
+from headrace.bench.serving.target import Target
 from headrace.cli import main
 from headrace.server.http.connection import ConnectionLimits
 from headrace.sim.workload.sessions import Lengths, WordRate, Workload

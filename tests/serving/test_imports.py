@@ -19,7 +19,7 @@ from headrace.serving.client.source import arrivals
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("headrace.server.run, headrace.cli.serve", ["torch", "numpy", "llguidance"]),
+        ("headrace.server.run, headrace.cli.server.serve", ["torch", "numpy", "llguidance"]),
         (
             "headrace.serving.client.inprocess, headrace.serving.requests.output_processor, "
             "headrace.serving.requests.outputs",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.bench.eviction import draw_budgets
 from headrace.bench.metrics import METRICS
-from headrace.bench.quantization import draw_pareto
+from headrace.bench.quality.eviction import draw_budgets
+from headrace.bench.quality.quantization import draw_pareto
 from headrace.bench.report import Report, Row
-from headrace.bench.serve_plot import draw_rates
+from headrace.bench.serving.plot import draw_rates
 from headrace.errors import ConfigError, MissingDependency
 from headrace.extras import install_command
 

@@ -74,7 +74,7 @@ class Report:
     """What `headrace bench KIND --json` writes.
 
     config: the settings that the figures depend on, as plain JSON values.
-    roofline: `headrace.bench.roofline.Roofline.to_json()`, or None where nothing is compared with it.
+    roofline: `headrace.bench.native.roofline.Roofline.to_json()`, or None where nothing is compared with it.
     complete: False where the run was interrupted and later rows are missing.
     """
 

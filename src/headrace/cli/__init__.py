@@ -39,29 +39,45 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("generate", "headrace.cli.generate", "complete prompts"),
-    Command("chat", "headrace.cli.chat", "talk to a model in the terminal"),
-    Command("serve", "headrace.cli.serve", "serve a model over HTTP"),
-    Command("run-batch", "headrace.cli.run_batch", "answer a file of requests in OpenAI's batch format"),
-    Command("pull", "headrace.cli.pull", "download a model of the hub"),
-    Command("list", "headrace.cli.list_models", "list the models on this machine"),
-    Command("rm", "headrace.cli.rm", "delete a model from the hub's cache"),
-    Command("pack", "headrace.cli.pack", "write a model as the kernels read it, to be mapped at start"),
-    Command("quantize", "headrace.cli.quantize", "make a model of fewer bits, and say what it lost"),
-    Command("train-heads", "headrace.cli.train_heads", "train draft heads for a model"),
-    Command("eval", "headrace.cli.evaluate", "perplexity of a model, or how far it is from another one"),
+    Command("generate", "headrace.cli.text.generate", "complete prompts"),
+    Command("chat", "headrace.cli.text.chat", "talk to a model in the terminal"),
+    Command("serve", "headrace.cli.server.serve", "serve a model over HTTP"),
     Command(
-        "inspect", "headrace.cli.inspect", "print spec, memory ledger, ops and settings with their reasons"
+        "run-batch", "headrace.cli.server.run_batch", "answer a file of requests in OpenAI's batch format"
     ),
-    Command("plan", "headrace.cli.plan", "memory, speed and cost of a model on any machine"),
-    Command("simulate", "headrace.cli.simulate", "serve a load in simulated time, on any hardware"),
-    Command("optimize", "headrace.cli.optimize", "which techniques are on, and what each would bring here"),
+    Command("pull", "headrace.cli.models.pull", "download a model of the hub"),
+    Command("list", "headrace.cli.models.list_models", "list the models on this machine"),
+    Command("rm", "headrace.cli.models.rm", "delete a model from the hub's cache"),
     Command(
-        "bench", "headrace.cli.bench", "measure speed, start-up and quality beside what the machine can do"
+        "pack", "headrace.cli.models.pack", "write a model as the kernels read it, to be mapped at start"
     ),
-    Command("calibrate", "headrace.cli.calibrate", "measure this machine, for plans and simulations"),
-    Command("demo", "headrace.cli.demo", "a story, then one workload served in several ways"),
-    Command("engine-process", "headrace.cli.engine_process", None),
+    Command("quantize", "headrace.cli.models.quantize", "make a model of fewer bits, and say what it lost"),
+    Command("train-heads", "headrace.cli.models.train_heads", "train draft heads for a model"),
+    Command(
+        "eval", "headrace.cli.models.evaluate", "perplexity of a model, or how far it is from another one"
+    ),
+    Command(
+        "inspect",
+        "headrace.cli.models.inspect",
+        "print spec, memory ledger, ops and settings with their reasons",
+    ),
+    Command("plan", "headrace.cli.planning.plan", "memory, speed and cost of a model on any machine"),
+    Command("simulate", "headrace.cli.planning.simulate", "serve a load in simulated time, on any hardware"),
+    Command(
+        "optimize",
+        "headrace.cli.planning.optimize",
+        "which techniques are on, and what each would bring here",
+    ),
+    Command(
+        "bench",
+        "headrace.cli.bench.command",
+        "measure speed, start-up and quality beside what the machine can do",
+    ),
+    Command(
+        "calibrate", "headrace.cli.planning.calibrate", "measure this machine, for plans and simulations"
+    ),
+    Command("demo", "headrace.cli.text.demo", "a story, then one workload served in several ways"),
+    Command("engine-process", "headrace.cli.server.engine_process", None),
 )
 
 _WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE}

@@ -219,7 +219,7 @@ class Profile:
     """The speed of a machine.
 
     memory: (bytes of a working set, bytes a second) pairs, rising in size: the last one is main memory. peaks:
-    operations a second by type of product, as in `bench.roofline.PRODUCTS`; for GPUs also "f16", "fp8" and "int4".
+    operations a second by type of product, as in `bench.native.roofline.PRODUCTS`; for GPUs also "f16", "fp8", "int4".
     products: by format of the weights. attention: by type of the KV cache. rowwise: seconds of a call of an op without
     a matrix, by its elements, by "kind:type it writes", by kind, or as "other". Where these three lack an entry,
     `memory`, `peaks` and `reach` decide. call_s: seconds of starting one op with a matrix, or one of those that

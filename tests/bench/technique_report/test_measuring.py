@@ -10,8 +10,8 @@ from tests import needs
 
 needs.native()
 
+from headrace.bench.model.subject import load_subject  # noqa: E402
 from headrace.bench.report import Row  # noqa: E402
-from headrace.bench.subject import load_subject  # noqa: E402
 from headrace.bench.technique_report import attention_child  # noqa: E402
 from headrace.bench.technique_report.kv_memory import kv_rows  # noqa: E402
 from headrace.bench.technique_report.quality import quality_rows  # noqa: E402

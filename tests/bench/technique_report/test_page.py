@@ -169,7 +169,9 @@ def test_bad_input_is_refused_before_the_work(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headrace.bench.subject.load_subject", lambda config: pytest.fail("the work began"))
+    monkeypatch.setattr(
+        "headrace.bench.model.subject.load_subject", lambda config: pytest.fail("the work began")
+    )
     assert main(["bench", "report", *arguments]) != 0
     assert said in capsys.readouterr().err
 

@@ -20,7 +20,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.cli import main
-from headrace.cli import run_batch as run_batch_command
+from headrace.cli.server import run_batch as run_batch_command
 from headrace.errors import ConfigError, EngineDead
 from headrace.server.app import create_app
 from headrace.server.batch import files

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli import serve_flags
+from headrace.cli.server import flags as serve_flags
 from headrace.errors import ConfigError
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tools import formats

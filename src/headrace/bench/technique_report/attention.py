@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from headrace.bench.latency import Progress
+from headrace.bench.model.latency import Progress
 from headrace.bench.report import Label, Row
 from headrace.bench.technique_report.sections import SECTION
 from headrace.errors import HeadraceError

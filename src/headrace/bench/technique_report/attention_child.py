@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace import _native
-from headrace.bench.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
+from headrace.bench.native.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
 
 REPEATS = 3
 _CALM_S = 1.0

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.judged import JudgedLLM
-from headrace.bench.latency import Progress
+from headrace.bench.model.latency import Progress
+from headrace.bench.quality.judged import JudgedLLM
 from headrace.bench.report import Label, Row
 from headrace.bench.technique_report.sections import SECTION
 from headrace.config import EngineConfig

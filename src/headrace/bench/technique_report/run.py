@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.bench.latency import Progress
+from headrace.bench.model.latency import Progress
+from headrace.bench.model.subject import Subject, load_subject
 from headrace.bench.report import Row
-from headrace.bench.subject import Subject, load_subject
 from headrace.bench.technique_report.attention import LENGTHS, QUICK_LENGTHS, attention_rows
 from headrace.bench.technique_report.kv_memory import kv_rows
 from headrace.bench.technique_report.quality import QUICK_TOKENS, TOKENS, quality_rows

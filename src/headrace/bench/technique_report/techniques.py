@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.bench.baselines import BASELINES, BATCH, kv_token_bytes
-from headrace.bench.latency import Progress
 from headrace.bench.measure import Measured, run_workload
+from headrace.bench.model.latency import Progress
+from headrace.bench.model.subject import Subject, load_subject
 from headrace.bench.report import Label, Row
-from headrace.bench.subject import Subject, load_subject
 from headrace.bench.technique_report.sections import SECTION
 from headrace.bench.technique_report.workload import requests
 from headrace.bench.workload import Arrival

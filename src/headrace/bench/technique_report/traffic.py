@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from headrace.bench.latency import Progress, closed_batch, latency_rows
 from headrace.bench.measure import percentile
-from headrace.bench.prefill import prefill_rows
+from headrace.bench.model.latency import Progress, closed_batch, latency_rows
+from headrace.bench.model.prefill import prefill_rows
+from headrace.bench.model.subject import Subject, load_subject
 from headrace.bench.report import Label, Row
-from headrace.bench.subject import Subject, load_subject
 from headrace.bench.technique_report.sections import SECTION
 from headrace.bench.technique_report.techniques import costs
 from headrace.bench.workload import Arrival, fixed_lengths

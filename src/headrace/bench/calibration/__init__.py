@@ -1,0 +1,1 @@
+"""Measures the profile of this machine for the cost model."""

@@ -1,0 +1,1 @@
+"""The native kernels one by one, beside the peaks of this machine."""

@@ -1,0 +1,1 @@
+"""What number formats and quantising cost in quality."""

@@ -1,0 +1,1 @@
+"""`headrace bench`: its kinds, with their flags and checks."""

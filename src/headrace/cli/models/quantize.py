@@ -1,0 +1,300 @@
+"""`headrace quantize`: make a model of fewer bits, in a format that other engines load, and say what it lost."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.models.quantize_flags import (
+    AUTO_METHOD,
+    PACKED,
+    add_flags,
+    command_words,
+    groups_asked,
+    parsed,
+)
+from headrace.cli.parser import add_command, needs_extra, typed
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.evaluation.measures import Agreement, Divergence
+    from headrace.evaluation.quality import Limits
+    from headrace.models.source import ModelSource
+    from headrace.models.spec import ModelSpec
+    from headrace.quantize.gguf.run import GGUFOptions
+    from headrace.quantize.options import QuantizeOptions, Report
+
+EXAMPLES = """\
+examples:
+  headrace quantize tale -o ./tale-4bit --eval
+  headrace quantize ./my-model -o ./my-model-4bit --group-size 32 --asymmetric
+  headrace quantize ./my-model -o ./my-model-3bit --bits 3 --format gptq --act-order group --data texts.jsonl
+  headrace quantize ./my-model -o ./my-model-8bit --method rtn --bits 8 --group-size channel --samples 0
+  headrace quantize ./my-model -o ./my-model-awq --method awq --asymmetric --format awq
+  headrace quantize ./my-model -o ./my-model-w8a8 --method smoothquant --rotate
+  headrace quantize ./my-model -o ./my-model-fp8 --method fp8 --group-size 128x128 --format fp8 --samples 0
+  headrace quantize ./my-model -o ./my-model-gguf --format gguf:Q4_K_M
+  headrace quantize ./my-model -o ./my-model-mixed --method auto --bits-per-weight 4.25
+  headrace quantize ./my-model -o ./my-model-auto --method auto --format gguf:auto --size 4GiB
+  headrace quantize ./my-model -o ./my-model-packed --format headrace --self-calibration
+  headrace quantize ./my-model -o ./my-model-good --format gguf:Q4_K_S --max-kl 0.01
+Then: headrace serve ./my-model-4bit
+
+A line of a .jsonl file is {"text": …}, {"prompt": …}, {"prompt": …, "completion": …} or {"messages": […]}; any other
+file is text, in paragraphs.
+"""
+_WORST = 3
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "quantize", "[options] MODEL -o FOLDER", examples=EXAMPLES,
+        summary="make a model of fewer bits, and say what it lost",
+        description="Write a model into a new folder with the matrices of its layers as whole numbers of few bits. "
+        "Texts run through the model layer by layer, one layer of weights in memory at a time; the embedding, the "
+        "head, norms and routers stay as they are. The folder is read by Headrace and by other engines. Killed and "
+        "started again, the command goes on after the last finished layer, and gives the same files. Needs torch.",
+    )  # fmt: skip
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from headrace.models.source import HubOptions, resolve_model
+    from headrace.models.stored import stored_spec
+    from headrace.plan.units import format_bytes
+
+    with needs_extra("torch", "quantising"):
+        from headrace.quantize.gguf.run import quantize_gguf
+        from headrace.quantize.options import QuantizeOptions
+        from headrace.quantize.run import quantize
+    asked = parsed(args)
+    if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
+        raise ConfigError(f"{args.output} is there already: name a folder that is not")
+    folder = args.output
+    if packed := args.format == PACKED:  # the kernels' form is made of a folder of codes, which is made first
+        _check_kernels(args)
+        folder = args.output.with_name(f".{args.output.name}.codes")
+        shutil.rmtree(folder, ignore_errors=True)
+    source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
+    spec = stored_spec(source)
+    texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
+
+    def make(options: QuantizeOptions | GGUFOptions, folder: Path) -> Report:
+        with _Bar("quantising", "batch") as bar:
+            if isinstance(options, QuantizeOptions):
+                return quantize(source, spec, options, texts, folder, bar, args.num_threads)
+            return quantize_gguf(
+                source, spec, options, texts, folder, bar, args.num_threads, args.output.name
+            )
+
+    if args.method == AUTO_METHOD:
+        asked = _within_budget(args, source, spec, asked, texts)
+    if args.max_kl is not None or args.max_perplexity_increase is not None:
+        report = _gated(args, source, spec, asked, make, folder)
+    else:
+        report = make(asked, folder)
+        if args.eval:
+            _write_quality(args, report, _compare(args, folder), folder)
+    _tell(report, bool(texts))
+    size = _pack(args, folder) if packed else report.size
+    print(
+        f"{args.output}: {format_bytes(size)}, {report.bits:.2f} bits for each of {report.weights:,} weights"
+    )
+    print(typed(f"Next: `headrace serve {shlex.quote(str(args.output))}`"))
+    return 0
+
+
+def _within_budget(
+    args: argparse.Namespace,
+    source: ModelSource,
+    spec: ModelSpec,
+    asked: QuantizeOptions | GGUFOptions,
+    texts: Any,
+) -> QuantizeOptions | GGUFOptions:
+    """With the types, or bits and groups, of --method auto."""
+    from headrace.plan.units import parse_bytes
+    from headrace.quantize.auto import GROUPS, width_table
+    from headrace.quantize.budget import Budget
+    from headrace.quantize.gguf.auto import type_table
+    from headrace.quantize.options import QuantizeOptions
+
+    budget = Budget(args.bits_per_weight, None if args.size is None else parse_bytes(args.size))
+    chosen: QuantizeOptions | GGUFOptions
+    with _Bar("measuring", "layer") as bar:
+        if isinstance(asked, QuantizeOptions):
+            groups = groups_asked(args) or GROUPS
+            table, widths = width_table(source, spec, asked, texts, groups, bar, args.num_threads)
+            names = table.choose(budget)
+            chosen = replace(asked, widths=tuple((name, widths[one]) for name, one in names))
+        else:
+            names = type_table(source, spec, asked, texts, bar, args.num_threads).choose(budget)
+            chosen = replace(asked, types=names)
+    counts = Counter(choice for _, choice in names)
+    print("matrices: " + "; ".join(f"{count} x {choice}" for choice, count in sorted(counts.items())))
+    return chosen
+
+
+def _gated(
+    args: argparse.Namespace,
+    source: ModelSource,
+    spec: ModelSpec,
+    asked: QuantizeOptions | GGUFOptions,
+    make: Any,
+    target: Path,
+) -> Report:
+    """Quantise into `target` until the limits are met."""
+    from headrace.evaluation.quality import Limits
+    from headrace.quantize.gate import FolderPlan, GGUFPlan, within_limits
+    from headrace.quantize.gguf.run import open_job
+    from headrace.quantize.options import QuantizeOptions
+
+    plan: FolderPlan | GGUFPlan = (
+        FolderPlan(asked)
+        if isinstance(asked, QuantizeOptions)
+        else GGUFPlan(asked, *open_job(source, spec, asked).tensors())
+    )
+    limits = Limits(args.max_kl, args.max_perplexity_increase)
+    plan, report, divergence, agreement, folder = within_limits(
+        plan,
+        limits,
+        target,
+        lambda one, folder: make(one.options, folder),
+        lambda folder: _compare(args, folder),
+        lambda text: print(text, file=sys.stderr),
+    )
+    _write_quality(args, report, (divergence, agreement), folder, limits, plan.wide)
+    if target.is_dir():
+        target.rmdir()  # it is empty, as was checked
+    folder.rename(target)
+    return report
+
+
+def _check_kernels(args: argparse.Namespace) -> None:
+    """Raises ConfigError where the native kernels do not run the model, before the work."""
+    from headrace.build import survey
+    from headrace.config import EngineConfig
+
+    resolved = survey(EngineConfig(model=args.model, download_dir=args.download_dir), mapped=True).resolved
+    if resolved.kernels is None:
+        why = dict(resolved.reasons)["kernels"]
+        raise ConfigError(f"--format {PACKED} is for the native CPU kernels, but {why}")
+
+
+def _pack(args: argparse.Namespace, codes: Path) -> int:
+    """Write a folder of codes as the kernels read them, and remove it; gives the bytes of the weights."""
+    from headrace.build import pack
+    from headrace.config import EngineConfig
+    from headrace.evaluation.quality import FILES
+
+    with _Bar("packing", "tensor") as bar:
+        found = pack(EngineConfig(model=str(codes), num_threads=args.num_threads), args.output, bar)
+    for name in FILES:
+        if (codes / name).is_file():
+            shutil.copyfile(codes / name, args.output / name)
+    shutil.rmtree(codes)
+    return found.ledger.weight_bytes
+
+
+def _compare(args: argparse.Namespace, folder: Path) -> tuple[Divergence, Agreement]:
+    from headrace.cli.models.evaluate import compare
+
+    return compare(str(folder), args.model, args.eval_data, args.eval_tokens, args.num_threads)
+
+
+def _write_quality(
+    args: argparse.Namespace, report: Report, found: tuple[Divergence, Agreement], folder: Path,
+    limits: Limits | None = None, wide: tuple[tuple[str, str], ...] = (),
+) -> None:  # fmt: skip
+    from headrace.evaluation.quality import Limits, Quality, write_quality
+
+    quality = Quality(
+        args.output.name,
+        args.model,
+        command_words(args),
+        *found,
+        report.errors,
+        report.size,
+        report.bits,
+        limits or Limits(),
+        wide,
+        bool(args.samples),
+    )
+    write_quality(folder, quality)
+    for name, value in quality.rows():
+        print(f"{name:<40}{value}")
+
+
+def _texts(args: argparse.Namespace, source: ModelSource, longest: int) -> list[tuple[int, ...]]:
+    from headrace.evaluation.documents import read_records
+    from headrace.quantize.calibration import BUNDLED_CALIBRATION, calibration_texts
+    from headrace.text.tokenizer_source import open_tokenizer
+
+    length = min(args.length, longest)
+    if args.self_calibration:
+        return _own_texts(args, length)
+    assert source.path is not None
+    path = BUNDLED_CALIBRATION if args.data is None else args.data
+    where = "the bundled file" if args.data is None else str(path)
+    return calibration_texts(
+        read_records(path), open_tokenizer(source.path), args.samples, length, args.seed, where
+    )
+
+
+def _own_texts(args: argparse.Namespace, length: int) -> list[tuple[int, ...]]:
+    from headrace.bench.quality.judged import JudgedLLM
+    from headrace.evaluation.documents import read_records
+    from headrace.quantize.calibration import own_texts
+
+    records = () if args.data is None else read_records(args.data)
+    options: dict[str, Any] = {} if args.num_threads is None else {"num_threads": args.num_threads}
+    model = JudgedLLM(args.model, {**options, "download_dir": args.download_dir})
+    return own_texts(model, args.samples, length, args.seed, records, model.llm.tokenizer)
+
+
+def _tell(report: Report, calibrated: bool) -> None:
+    if report.kept:
+        print(
+            f"left as they are, because their sizes do not fit the format: {len(report.kept)} matrices, such as "
+            f"{report.kept[0]}"
+        )
+    if report.unscaled:
+        print(
+            f"not scaled, because nothing before them can take up factors: {len(report.unscaled)} matrices, such as "
+            f"{report.unscaled[0]}"
+        )
+    errors: Mapping[str, float] = report.errors
+    if not errors:
+        return
+    what = "of the products of each matrix" if calibrated else "of the weights of each matrix"
+    worst = sorted(errors, key=lambda name: -errors[name])[:_WORST]
+    print(
+        f"relative error {what}: {sum(errors.values()) / len(errors):.2%} on average; largest: "
+        + ", ".join(f"{name} {errors[name]:.2%}" for name in worst)
+    )
+
+
+class _Bar:
+    """Batches of texts through layers, on a terminal."""
+
+    def __init__(self, what: str, unit: str) -> None:
+        self._what, self._unit = what, unit
+
+    def __enter__(self) -> _Bar:
+        from tqdm import tqdm
+
+        self._bar = tqdm(desc=self._what, unit=self._unit, disable=None, leave=False, file=sys.stderr)
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

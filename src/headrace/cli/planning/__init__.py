@@ -1,0 +1,1 @@
+"""Commands that predict: memory, speed and cost, and the measurements that they start from."""

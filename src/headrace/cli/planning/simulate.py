@@ -1,0 +1,343 @@
+"""`headrace simulate`: a load in simulated time, served by the scheduler that serves real ones."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
+from headrace.cli.parser import add_command, add_number, check_range, check_writable
+from headrace.cli.planning.workload_flags import (
+    add_burst_flags,
+    add_workload_flags,
+    check_workload,
+    describe_lengths,
+    described,
+    workload_of,
+)
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.bench.report import Row
+    from headrace.sim.simulate.load import Load, Service
+    from headrace.sim.simulate.run import Simulation
+    from headrace.sim.simulate.tally import Tally
+    from headrace.sim.workload.slo import SLO
+
+EXAMPLES = """\
+examples:
+  headrace simulate shape:llama-3.1-8b --hardware h100 --rate 4 --duration 600
+  headrace simulate shape:llama-3.1-8b --hardware h100 --rate 2:32:5 --goodput ttft:0.2 tpot:0.05
+  headrace simulate shape:llama-3.1-70b --hardware 4xh100 --search rate --ttft 0.5 --tpot 0.05
+  headrace simulate shape:llama-3.1-8b --hardware l4 --rate 20 --search replicas --ttft 1 --percentile 95
+  headrace simulate shape:llama-3.1-8b --hardware h100 --trace AzureLLMInferenceTrace_conv.csv --replicas 4
+  headrace simulate tale --rate 8 --dataset-name multi_turn --timeline run.jsonl
+"""
+INTERRUPTED = 130
+DEFAULT_REQUESTS = 1000
+SEARCH_S = 60.0
+"""Of a load in a search, or a short one would end before its queue is seen to grow."""
+ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
+"""As in `headrace.sim.simulate.router`, which takes longer to import than help should; a test compares them."""
+COLUMNS = ("sent", "answered", "refused", "failed", "requests_per_s", "goodput_per_s", "output_tokens_per_s")
+LATENCIES = (
+    "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s", "itl_p50_s", "itl_p90_s",
+    "itl_p99_s", "e2e_p50_s", "e2e_p90_s", "e2e_p99_s",
+)  # fmt: skip
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "simulate", "[options] [MODEL]", examples=EXAMPLES,
+        summary="serve a load in simulated time, on any hardware",
+        description="Run the scheduler, the prefix cache and the KV blocks of this engine on a simulated clock. Steps "
+        "take what the cost model says for the hardware, and tokens cost nothing, so that hours pass in seconds. "
+        "Requests are those of `headrace bench serve`, or of a trace file; the figures are those that it prints. "
+        "Only the model's config is read.",
+    )  # fmt: skip
+    add_model_argument(parser)
+    parser.add_argument(
+        "--hardware", default="this", metavar="NAME",
+        help="this, h100, a100-80g, l4, epyc-9654, ..., or several devices that share every layer, as in 4xh100 "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    work = parser.add_argument_group("requests")
+    add_workload_flags(work, num_prompts=None)
+    add_number(work, "--users", 1, "to whom conversations belong in turn, for --scheduling-policy fair")
+    add_number(work, "--pause", 0.0, "between an answer and the next turn", "S", float)
+    work.add_argument(
+        "--trace", metavar="FILE",
+        help="requests of a file instead: CSV as Azure's (TIMESTAMP, ContextTokens, GeneratedTokens), or JSON lines as "
+        "Mooncake's (timestamp, input_length, output_length, hash_ids)",
+    )  # fmt: skip
+    add_number(work, "--trace-speed", 1.0, "times faster than recorded", "X", float)
+    when = parser.add_argument_group("arrivals")
+    when.add_argument(
+        "--rate", "--request-rate", nargs="+", default=["1"], metavar="R",
+        help="requests a second: one or several rates, from:to:steps, or inf for all at once (default: 1)",
+    )  # fmt: skip
+    add_number(
+        when, "--duration", None, "send for so long (default: 1000 requests, in a search 60 s)", "S", float
+    )
+    add_burst_flags(when)
+    many = parser.add_argument_group("replicas")
+    add_number(many, "--replicas", 1, "engines behind a router")
+    many.add_argument(
+        "--router", choices=ROUTERS, default=ROUTERS[0], help="who gets a request (default: %(default)s)"
+    )
+    add_number(many, "--max-queue", 50_000, "requests that a replica holds, further ones are refused")
+    add_number(many, "--time-to-failure", None, "of a replica, mean (default: none fails)", "S", float)
+    add_number(many, "--time-to-recovery", 60.0, "of a replica, mean", "S", float)
+    add_number(many, "--retries", 3, "of a request whose replica failed")
+    drafts = parser.add_argument_group("speculation (with --speculative ngram)")
+    add_number(
+        drafts, "--acceptance-rate", 0.6, "of a drafted token, if those before it were right", "P", float
+    )
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--search",
+        choices=("rate", "replicas"),
+        help="find the highest rate of these replicas, or the fewest replicas for this rate",
+    )
+    add_number(search, "--ttft", None, "promised time to the first token", "S", float)
+    add_number(search, "--tpot", None, "promised time per output token", "S", float)
+    add_number(search, "--percentile", 99.0, "of the requests keep the promise", "P", float)
+    parser.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:S",
+        help="count requests that meet the SLO, in seconds: ttft, tpot, e2el, such as ttft:0.2 tpot:0.05",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeline", metavar="FILE", help="write what happened, for the web page to replay: `headrace serve`"
+    )
+    add_number(parser, "--timeline-interval", 0.2, "of simulated time between two pictures", "S", float)
+    parser.add_argument("--json", metavar="PATH", help="write the result to this file, - for standard output")
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from headrace.bench.report import make_report
+    from headrace.sim.workload.arrivals import parse_rates
+
+    rates = parse_rates(args.rate)
+    _check(args, rates)
+    service, load = _service(args), _load(args)
+    vocab_size = service.deployment.scheduler.vocab_size
+    if args.trace:
+        load.asks(vocab_size)  # one that cannot be read is an error before the work
+    else:
+        within = load.workload.within(service.deployment.max_model_len)
+        load = replace(load.at_rate(rates[0]), workload=within)
+    rows: list[Row] = []
+    notes: list[str] = []
+    complete = True
+    try:
+        rows += _search(args, service, load, notes) if args.search else _rates(
+            args, service, load, rates, notes
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        complete = False
+    what = f"requests of {args.trace}" if args.trace else describe_lengths(load.workload)
+    head = [service.deployment.describe(), f"{_count(args.replicas, 'replica')}, {args.router}: {what}"]
+    report = make_report(
+        "simulate", rows, config=_config(args, service, load), complete=complete, notes=notes
+    )
+    if args.json != "-":
+        print(*head, sep="\n")
+        print(f"\n{replace(report, notes=(), complete=True).table(_shown(rows), title=False)}")
+        print(f"\n{report.table(LATENCIES, title=False)}")
+    if args.json:
+        report.write(args.json)
+    return 0 if complete else INTERRUPTED
+
+
+# ---- what is simulated ----
+
+
+def _service(args: argparse.Namespace) -> Service:
+    from headrace.plan.hardware_table import find_hardware
+    from headrace.sim.simulate.deploy import deploy
+    from headrace.sim.simulate.executor import Drafts
+    from headrace.sim.simulate.failures import Failures
+    from headrace.sim.simulate.load import Service
+
+    config = engine_config(args)
+    deployment = deploy(config, find_hardware(args.hardware))
+    drafts, failures = None, None
+    if deployment.scheduler.max_draft:
+        drafts = Drafts(deployment.scheduler.max_draft, args.acceptance_rate, config.seed)
+    if args.time_to_failure is not None:
+        failures = Failures(args.time_to_failure, args.time_to_recovery, config.seed)
+    return Service(deployment, args.replicas, args.router, drafts, failures, args.retries, args.max_queue)
+
+
+def _load(args: argparse.Namespace) -> Load:
+    from headrace.sim.simulate.load import Load
+    from headrace.sim.workload.arrivals import Arrivals
+
+    count, duration = args.num_prompts, args.duration
+    if count is None and duration is None and not args.trace:
+        count, duration = (None, SEARCH_S) if args.search else (DEFAULT_REQUESTS, None)
+    return Load(
+        workload_of(args),
+        Arrivals(math.inf, args.burstiness, args.burst_size),
+        count,
+        math.inf if duration is None else duration,
+        args.pause,
+        args.users,
+        Path(args.trace) if args.trace else None,
+        args.trace_speed,
+        getattr(args, "seed", 0),
+    )
+
+
+def _config(args: argparse.Namespace, service: Service, load: Load) -> dict[str, Any]:
+    deployment = service.deployment
+    config = {
+        "model": args.model, "hardware": deployment.hardware, "step_times": deployment.profile.source,
+        **deployment.settings, "rates": args.rate, "replicas": args.replicas, "router": args.router,
+        "max_num_seqs": deployment.scheduler.max_num_seqs, "seed": load.seed,
+        "max_num_batched_tokens": deployment.scheduler.max_num_batched_tokens, "goodput": args.goodput,
+    }  # fmt: skip
+    if args.trace:
+        return config | {"trace": args.trace, "trace_speed": args.trace_speed}
+    lengths = {"input_lengths": load.workload.inputs, "output_lengths": load.workload.outputs}
+    return (
+        config | {"dataset_name": args.dataset_name} | {name: described(one) for name, one in lengths.items()}
+    )
+
+
+# ---- runs ----
+
+
+def _rates(
+    args: argparse.Namespace, service: Service, load: Load, rates: Sequence[float], notes: list[str]
+) -> Iterator[Row]:
+    """A row for each rate; one for a trace, which has its own."""
+    from headrace.bench.report import Row
+    from headrace.sim.simulate.timeline import Timeline
+
+    slo = _slo(args)
+    for rate in [math.nan] if args.trace else rates:
+        at_rate = load if args.trace else load.at_rate(rate)
+        label: float | str = "trace" if args.trace else "inf" if math.isinf(rate) else round(rate, 6)
+        with contextlib.ExitStack() as stack:
+            observer = None
+            if args.timeline:
+                observer = stack.enter_context(
+                    Timeline(Path(args.timeline), args.timeline_interval, args.model)
+                )
+            simulation = service.simulation(at_rate, slo, observer)
+            _run(simulation, f"rate {label}", at_rate.count, notes)
+        if args.timeline:
+            notes.append(f"{args.timeline} can be opened on the page of `headrace serve`")
+        yield Row({"rate": label}, simulation.tally.values())
+
+
+def _search(args: argparse.Namespace, service: Service, load: Load, notes: list[str]) -> Iterator[Row]:
+    """One row: the setting that was found."""
+    from headrace.bench.report import Row
+    from headrace.sim.simulate.search import Promise, fewest_replicas, highest_rate
+
+    promise = Promise(args.ttft, args.tpot, args.percentile / 100)
+    of_rate = args.search == "rate"
+
+    def attempt(value: float) -> Tally:
+        at_rate = load.at_rate(value) if of_rate else load
+        replicas = service.replicas if of_rate else int(value)
+        simulation = replace(service, replicas=replicas).simulation(at_rate, promise.slo)
+        begun = at_rate.arrivals.rate_per_s * load.duration_s if load.count is None else load.count
+        turns = 1 if args.trace else load.workload.turns
+        simulation.is_enough = lambda tally: promise.is_lost(tally, begun * turns)
+        _run(simulation, f"{args.search} {value:g}", at_rate.count, [])
+        return simulation.tally
+
+    found = highest_rate(attempt, promise) if of_rate else fewest_replicas(attempt, promise)
+    if found.beyond is not None:
+        notes.append(f"{args.search} {found.beyond:.4g} breaks the promise: {found.why}")
+    yield Row({args.search: round(found.value, 4)}, found.tally.values())
+
+
+def _run(simulation: Simulation, name: str, requests: int | None, notes: list[str]) -> None:
+    """Run with a progress bar, and note what the table does not show."""
+    from tqdm import tqdm
+
+    begin = time.perf_counter()
+    with tqdm(total=requests, unit="request", desc=name, file=sys.stderr, leave=False, disable=None) as bar:
+        simulation.progress = lambda: bar.update()
+        if bar.disable:
+            simulation.progress = None
+        tally = simulation.run()
+    spent = time.perf_counter() - begin
+    parts = [
+        f"{name}: {tally.last_s:,.0f} s simulated in {spent:.2f} s, {tally.last_s / spent:,.0f} x real time"
+    ]
+    if tally.prompt_tokens and tally.cached_tokens:
+        parts.append(
+            f"{tally.cached_tokens / tally.prompt_tokens:.0%} of prompt tokens from the prefix cache"
+        )
+    if tally.preemptions:
+        parts.append(_count(tally.preemptions, "preemption"))
+    if tally.outages:
+        parts.append(
+            f"{_count(tally.outages, 'outage')}, after which {_count(tally.retries, 'request')} ran again"
+        )
+    busy = simulation.busy_s / max(1e-9, tally.last_s)
+    parts.append(f"replicas busy {busy / len(simulation.replicas):.0%} of the time")
+    notes.append("; ".join(parts))
+    notes += [f"{count} failed: {reason}" for reason, count in tally.reasons.most_common(3)]
+
+
+# ---- flags ----
+
+
+def _slo(args: argparse.Namespace) -> SLO | None:
+    from headrace.sim.workload.slo import SLO
+
+    return SLO.parse(args.goodput)
+
+
+def _shown(rows: Sequence[Row]) -> list[str]:
+    """The columns of the first table: goodput only where there are targets."""
+    return [name for name in COLUMNS if name != "goodput_per_s" or any(name in row.values for row in rows)]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _check(args: argparse.Namespace, rates: Sequence[float]) -> None:
+    """Raises ConfigError for a number that is out of range, and for options that do not go together."""
+    check_workload(args)
+    _slo(args)
+    for flag, low, high in (
+        ("users", 1, 1_000_000), ("pause", 0, 86_400), ("trace-speed", 1e-3, 1e6), ("duration", 1e-3, 1e9),
+        ("replicas", 1, 1024), ("max-queue", 1, 1_000_000), ("time-to-failure", 1e-3, 1e9),
+        ("time-to-recovery", 1e-3, 1e9), ("retries", 0, 1000), ("acceptance-rate", 0, 1), ("ttft", 1e-6, 86_400),
+        ("tpot", 1e-6, 86_400), ("percentile", 1, 100), ("timeline-interval", 1e-3, 86_400),
+    ):  # fmt: skip
+        check_range(flag, getattr(args, flag.replace("-", "_")), low, high)
+    if args.trace and args.search == "rate":
+        raise ConfigError(
+            "--search rate needs a rate to vary, but --trace has its own: leave one of them out"
+        )
+    if args.search and args.ttft is None and args.tpot is None:
+        raise ConfigError("--search needs a promise to keep: give --ttft or --tpot in seconds")
+    if not args.search and not (args.ttft is None and args.tpot is None):
+        raise ConfigError("--ttft and --tpot are promises for --search; --goodput counts who meets a target")
+    if args.search and (len(rates) > 1 or args.timeline or args.goodput):
+        raise ConfigError("--search takes one --rate, no --goodput and no --timeline")
+    if args.timeline and len(rates) > 1:
+        raise ConfigError("--timeline shows one run: give one --rate")
+    endless = args.duration is not None or (args.search == "replicas" and args.num_prompts is None)
+    if any(map(math.isinf, rates)) and endless and not args.trace:
+        raise ConfigError("--rate inf takes --num-prompts, not --duration: all requests come at once")
+    for what, path in (("the result", args.json), ("the timeline", args.timeline)):
+        if path and path != "-":
+            check_writable(what, path)

@@ -1,0 +1,1 @@
+"""Commands that write text in the terminal."""
