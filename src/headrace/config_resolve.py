@@ -176,10 +176,11 @@ def resolve(
     _explain_block(config, fit, native, reasons)
     _explain_kv(config, fit, length, defaults, reasons)
     _explain_switches(config, reasons)
-    if eviction is not None and fit.step_tokens(length) < eviction.window:
+    if eviction is not None and eviction.budget < length and fit.step_tokens(length) < fit.busy_tokens:
         raise ConfigError(
             f"kv_eviction_window {eviction.window}: these queries are computed in one step, which takes at most "
-            f"{fit.step_tokens(length)} tokens; lower it, or raise --max-num-batched-tokens"
+            f"{fit.step_tokens(length)} tokens, and one of each other sequence; lower it or --max-num-seqs "
+            f"{fit.max_num_seqs}, or raise --max-num-batched-tokens to {fit.busy_tokens}"
         )
     chunked = config.enable_chunked_prefill and config.kv_cache
     prefix = config.enable_prefix_caching and config.kv_cache and config.kv_layout == "paged"
@@ -479,6 +480,8 @@ def _explain_step(
         reason = f"room for whole sequences, because {_whole(config)}"
     elif tokens > defaults.max_num_batched_tokens:
         reason = "one token for each of max_num_seqs sequences"
+        if fit.eviction is not None:
+            reason += ", and kv_eviction_window of one of them"
     else:
         reason = (
             "enough rows to keep the matrix units busy, few enough that decoding waits little for a prefill"

@@ -207,6 +207,31 @@ def test_a_prompt_joins_although_a_step_budget_leaves_it_less_than_a_window() ->
     assert mover.moves and all(found.values())
 
 
+def test_a_prompt_ends_while_all_other_sequences_decode() -> None:
+    """A step of this size has room for one token of each other sequence and a window: `plan.fit.Fit.busy_tokens`."""
+    streams = [
+        NewRequest(f"r{i}", (i,) * 4, SamplingParams(max_tokens=34, ignore_eos=True)) for i in range(3)
+    ]
+    late = NewRequest("late", (9,) * 30, SamplingParams(max_tokens=1, ignore_eos=True))
+    config = SchedulerConfig(
+        max_num_seqs=4,
+        max_num_batched_tokens=3 + SIZES.window,
+        max_model_len=40,
+        vocab_size=50,
+        eviction=SIZES,
+    )
+    engine, mover = Engine(config, (KVGroupSpec("full", 60, 4),)), Mover((KVGroupSpec("full", 60, 4),))
+    for request in streams:
+        engine.add(request, 0.0)
+    ended: list[str] = []
+    for step in range(60):
+        if step == 4:
+            engine.add(late, 0.0)
+        outputs = engine.finish(mover.execute(engine.begin(0.0)), 0.0)
+        ended += [output.request_id for output in outputs if output.finish_reason is not None]
+    assert len(ended) == 4 and ended[0] == "late"
+
+
 def test_the_pool_keeps_room_for_what_stays() -> None:
     """The longest prompt that is let in can be evicted, alone in the pool."""
     group = KVGroupSpec("full", 14, 4)

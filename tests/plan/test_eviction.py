@@ -101,10 +101,24 @@ def test_linear_biases_cannot(make_spec: Callable[..., ModelSpec]) -> None:
 def test_the_step_holds_the_window() -> None:
     needs.native()
     config = EngineConfig.from_kwargs(
-        model="tale", kv_eviction="snapkv", max_num_batched_tokens=16, max_num_seqs=4
+        model="tale", kv_eviction="snapkv", kv_eviction_budget=128, max_num_batched_tokens=16, max_num_seqs=4
     )
     with pytest.raises(ConfigError, match=r"kv_eviction_window 32: .* at most 16 tokens"):
         survey(config)
+
+
+def test_a_prompt_ends_while_all_other_sequences_decode() -> None:
+    """Its last window comes in one slice, for which their tokens leave room: else it would wait for their ends."""
+    needs.native()
+    options = {"model": "tale", "kv_eviction": "snapkv", "kv_eviction_budget": 64, "kv_eviction_window": 16}
+    small = EngineConfig.from_kwargs(**options, max_num_seqs=40, max_num_batched_tokens=54)
+    with pytest.raises(ConfigError, match="or raise --max-num-batched-tokens to 55"):
+        survey(small)
+    survey(replace(small, max_num_batched_tokens=55))
+    survey(replace(small, kv_eviction_budget=1024))  # nothing is evicted
+    many = survey(EngineConfig.from_kwargs(**options, max_num_seqs=600)).resolved
+    assert many.max_num_batched_tokens == 600 - 1 + 16
+    assert "kv_eviction_window" in dict(many.reasons)["max_num_batched_tokens"]
 
 
 def test_the_memory_is_planned_to_the_byte() -> None:

@@ -83,7 +83,13 @@ class Fit:
         """Most tokens of one step."""
         if self.batched_tokens is not None:
             return self.batched_tokens
-        return max(self.default_tokens, self.max_num_seqs, length if self.whole_prompts else 0)
+        return max(self.default_tokens, self.busy_tokens, length if self.whole_prompts else 0)
+
+    @property
+    def busy_tokens(self) -> int:
+        """Tokens of a step in which a prompt advances while all other sequences decode: where tokens are evicted, the
+        queries that decide come in one slice."""
+        return self.max_num_seqs - 1 + (1 if self.eviction is None else self.eviction.window)
 
     def free(self, length: int) -> int:
         """Bytes left for KV after weights and activations; never negative."""
