@@ -205,6 +205,7 @@ struct KVCache {
     int recent_group = 0;              // KV group of the recent cache
 
     bool latent() const { return keys == nullptr; }
+    int key_features() const { return type == DType::f32 ? 1 : 2; }  // of a key that lie side by side
     float* key_floats() const { return static_cast<float*>(key_scales); }
     float* value_floats() const { return static_cast<float*>(value_scales); }
 

@@ -10,7 +10,7 @@ from headrace import _native
 from headrace.ops.reference import eviction as reference
 from tests import needs
 from tests.instruction_sets import parameters
-from tests.native.paged import Cache, aligned, from_bf16, from_panels, to_bf16
+from tests.native.paged import Cache, aligned, from_bf16, to_bf16
 
 needs.native()
 
@@ -144,6 +144,13 @@ def test_what_stays_is_what_the_reference_keeps(seed: int) -> None:
         assert kept.tolist() == expected.tolist()
 
 
+def value_at(stored: np.ndarray, size: int, table: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Values [N, Hkv, T * D] of head 1 at places of a table: [P, D]; two positions side by side but for float32."""
+    beside = 1 if stored.dtype == np.float32 else 2
+    rows = stored.reshape(BLOCKS, HEADS, aligned(size) // beside, DIM, beside).swapaxes(3, 4)
+    return rows.reshape(BLOCKS, HEADS, aligned(size), DIM)[table[places // size], 1, places % size]
+
+
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
 @pytest.mark.parametrize("size", [8, 16, 48])
 def test_tokens_move_as_they_are(kind: str, size: int) -> None:
@@ -155,21 +162,21 @@ def test_tokens_move_as_they_are(kind: str, size: int) -> None:
         cache.native["keys"], cache.native["values"], source, target, tokens, head=1, head_dim=DIM, block_size=size,
         **scales_of(cache),
     )  # fmt: skip
-
-    def part(arrays: dict[str, np.ndarray], name: str, table: np.ndarray, places: np.ndarray) -> np.ndarray:
-        if name.endswith("_scales"):
-            return arrays[name][table[places // size], 1, places % size]
-        stored = torch.from_numpy(arrays[name].astype(np.float64))
-        plain = from_panels(stored, size, DIM, keys=name == "keys", pairs=kind != "f32").numpy()
-        return plain[table[places // size], 1, places % size]
-
+    places = np.arange(len(tokens))
+    found = value_at(cache.native["values"], size, target, places)
+    np.testing.assert_array_equal(found, value_at(before["values"], size, source, tokens))
+    for name in scales_of(cache):
+        moved = cache.native[name][target[places // size], 1, places % size]
+        np.testing.assert_array_equal(moved, before[name][source[tokens // size], 1, tokens % size])
     for name, array in cache.native.items():
-        moved = part(cache.native, name, target, np.arange(len(tokens)))
-        np.testing.assert_array_equal(moved, part(before, name, source, tokens))
         others = [block for block in range(BLOCKS) if block not in target]
         np.testing.assert_array_equal(array[others], before[name][others])
         np.testing.assert_array_equal(array[:, 0], before[name][:, 0])
-    assert aligned(size) >= size
+    q, plain = rows(kind, 3, 2)  # keys lie as the kernels read them: what they read tells
+    keys = cache.plain[0][source.astype(np.int64)[tokens // size], 1, tokens % size]
+    sums = mass(_native.available_kernels()[0], cache, q, target, len(tokens), 2, size)
+    expected = reference.attention_mass(plain, keys, scale=DIM**-0.5)
+    np.testing.assert_allclose(sums, expected.numpy(), rtol=1e-2, atol=2e-3)
 
 
 def test_indices_are_checked() -> None:
