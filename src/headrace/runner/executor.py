@@ -109,8 +109,9 @@ class ModelExecutor(Generic[Logits]):
                 failed.append(SliceResult(work.request_id, error=error))
         done = self._run(slices) if slices else []
         if self.drafter is not None and done:
+            sequences = self._sequences
             for work, result in zip(slices, done, strict=True):
-                self._sequences[work.request_id].tokens += result.tokens
+                sequences[work.request_id].tokens += result.tokens
             if not self.drafter.rests(len(slices), decoding=self._decoded):
                 done = self._draft(self.drafter, slices, done)
         resting = self.drafter is not None and self.drafter.resting
