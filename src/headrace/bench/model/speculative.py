@@ -157,7 +157,8 @@ def speculative_rows(
         for repeat in range(repeats + 1):
             measured: dict[str, list[_Run]] = {name: [] for name in engines}
             for turn in range(turns):
-                for name, parts in engines.items():
+                order = list(engines.items())
+                for name, parts in reversed(order) if turn % 2 else order:  # none has the better place
                     if not turn:
                         progress(f"{case.workload}, T={case.temperature:g}, batch {case.batch}: {name}")
                     seed = repeat * MOST_TURNS + turn
