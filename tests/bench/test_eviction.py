@@ -91,6 +91,20 @@ def test_bad_input_is_refused_before_the_work(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kv_eviction_window": 50}, "kv_eviction_window 50 is greater than kv_eviction_budget 32"),
+        ({"kv_eviction_sinks": 64}, "kv_eviction_sinks 64 leaves no recent token in a budget of 32"),
+        ({"max_num_batched_tokens": 64}, "or raise --max-num-batched-tokens to 95"),
+    ],
+)
+def test_every_variant_is_planned_before_the_first_runs(options: dict[str, int], why: str) -> None:
+    config = EngineConfig.from_kwargs(model="tale", kv_eviction="snapkv", **options)
+    with pytest.raises(ConfigError, match=why):
+        variants(config, [256, 32])
+
+
 @pytest.mark.long
 def test_attention_keeps_what_the_text_needs(tmp_path: Path) -> None:
     """On held-out stories SnapKV beats sinks and recent tokens, and the most where the budget is small."""

@@ -179,8 +179,8 @@ def measure(config: EngineConfig, tasks: Sequence[Task]) -> tuple[list[Measured]
 
 
 def variants(config: EngineConfig, budgets: Sequence[int]) -> list[tuple[str, int | None, EngineConfig]]:
-    """(method, budget, config): all tokens, then both methods at each budget. Raises ConfigError for one that is too
-    small."""
+    """(method, budget, config): all tokens, then both methods at each budget. Raises ConfigError for a budget that is
+    too small, and where the model cannot run one of them."""
     plain = replace(
         config, kv_eviction="off", kv_eviction_budget=None, kv_eviction_window=None, kv_eviction_sinks=None,
         kv_eviction_recent=None, kv_eviction_interval=None,
@@ -191,13 +191,18 @@ def variants(config: EngineConfig, budgets: Sequence[int]) -> list[tuple[str, in
             config,
             kv_eviction="snapkv",
             kv_eviction_budget=budget,
-            kv_eviction_interval=config.kv_eviction_interval,
         )
         made.append((SNAPKV, budget, evicting))
         sinks = min(4, budget // 8) if config.kv_eviction_sinks is None else config.kv_eviction_sinks
+        if sinks >= budget:
+            raise ConfigError(
+                f"kv_eviction_sinks {sinks} leaves no recent token in a budget of {budget}; lower it, or raise --shares"
+            )
         made.append(
             (RECENT, budget, replace(evicting, kv_eviction_sinks=sinks, kv_eviction_recent=budget - sinks))
         )
+    for _, _, variant in made:
+        survey(variant)
     return made
 
 
