@@ -89,11 +89,24 @@ _FLAGS = (
         "(default: off)",
     ),
     _Flag("kv_eviction_budget", int, "N", "with --kv-eviction: tokens that a KV head keeps (default: 1024)"),
-    _Flag("kv_eviction_window", int, "N", "last tokens whose queries decide what stays (default: 32)"),
-    _Flag("kv_eviction_sinks", int, "N", "first tokens that always stay (default: 4)"),
-    _Flag("kv_eviction_recent", int, "N", "last tokens that always stay (default: as the window)"),
     _Flag(
-        "kv_eviction_interval", int, "N", "tokens generated until it is chosen again (default: budget / 4)"
+        "kv_eviction_window",
+        int,
+        "N",
+        "last tokens whose queries decide what stays (default: 32, at most budget / 4)",
+    ),
+    _Flag("kv_eviction_sinks", int, "N", "first tokens that always stay (default: 4, at most budget / 8)"),
+    _Flag(
+        "kv_eviction_recent",
+        int,
+        "N",
+        "last tokens that always stay (default: as the window, at most budget / 4)",
+    ),
+    _Flag(
+        "kv_eviction_interval",
+        int,
+        "N",
+        "tokens generated until it is chosen again (default: budget / 4, at least the window)",
     ),
     _Flag(
         "stream_interval_s",
