@@ -33,7 +33,7 @@ std::size_t cell(const KVCache& kv, std::int32_t block, int head) {
     return static_cast<std::size_t>(block) * kv.num_kv_heads + head;
 }
 
-// Moves one KV head's tokens. `Unit` is as large as the features of a key that lie side by side, `Value` as one of a value.
+// Moves one KV head's tokens. `Unit` holds the features of a key that lie side by side, `Value` one number of a value.
 template <typename Unit, typename Value>
 void move(const KVCache& kv, const std::int32_t* from, const std::int32_t* to, int head, const std::int32_t* kept, int count) {
     const int size = kv.block_size, dim = kv.head_dim;
@@ -106,7 +106,7 @@ std::size_t eviction_scratch(const EvictionSizes& sizes, int threads) {
 void move_kept(const KVCache& kv, const std::int32_t* from, const std::int32_t* to, int head, const std::int32_t* kept, int count) {
     if (kv.type == DType::f32) return move<float, float>(kv, from, to, head, kept, count);
     if (kv.type == DType::bf16) return move<std::uint32_t, std::uint16_t>(kv, from, to, head, kept, count);
-    if (kv.key_features() == 4) return move<std::uint32_t, std::uint8_t>(kv, from, to, head, kept, count);
+    if (kv.whole()) return move<std::uint32_t, std::uint8_t>(kv, from, to, head, kept, count);
     return move<std::uint16_t, std::uint8_t>(kv, from, to, head, kept, count);
 }
 

@@ -176,8 +176,9 @@ struct Routing {
 // a head's keys and values lie in the order in which a product reads them (T = block_stride positions, D = head_dim):
 //   f32   keys [D][T]            values [T][D]
 //   bf16  keys [D / 2][T][2]     values [T / 2][D][2]
-//   i8    as bf16, with one float scale a (block, head, position) for keys and one for values
-//   e4m3  as i8: floats of four exponent and three mantissa bits, no infinities
+//   i8    keys [D / 4][T][4] of code + 128, values [T / 2][D][2] of codes, with one float scale a (block, head, position) for
+//         keys and one for values
+//   e4m3  as bf16, with scales as i8: floats of four exponent and three mantissa bits, no infinities
 //   i4    keys [D / 2][T] and values [T][D / 2] bytes of two codes, the first one in the low bits: of a key two neighbouring
 //         features, of a value feature i and i + n / 2 of each n = 32 features (16 at the end). Keys have a scale and a minimum
 //         a (block, head, feature), values a scale a (block, head, position), all of them bf16: a key is minimum + scale *
@@ -205,7 +206,8 @@ struct KVCache {
     int recent_group = 0;              // KV group of the recent cache
 
     bool latent() const { return keys == nullptr; }
-    int key_features() const { return type == DType::f32 ? 1 : 2; }  // of a key that lie side by side
+    bool whole() const { return type == DType::i8 && !latent(); }  // multiplied as whole numbers
+    int key_features() const { return type == DType::f32 ? 1 : whole() ? 4 : 2; }  // of a key that lie side by side
     float* key_floats() const { return static_cast<float*>(key_scales); }
     float* value_floats() const { return static_cast<float*>(value_scales); }
 

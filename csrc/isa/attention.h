@@ -16,7 +16,10 @@ inline Workspace workspace_of(const Plan& plan, const ScratchSizes& sizes, int t
     auto* scores = reinterpret_cast<float*>(memory);
     auto* partial = reinterpret_cast<float*>(memory += sizes.scores);
     auto* result = reinterpret_cast<float*>(memory += sizes.partial);
-    return {scores, partial, result, memory + sizes.partial, nullptr};
+    void* values = memory += sizes.partial;
+    auto* queries = reinterpret_cast<std::int8_t*>(memory += sizes.values);
+    auto* sink_queries = reinterpret_cast<std::int8_t*>(memory += sizes.queries);
+    return {scores, partial, result, values, queries, sink_queries, reinterpret_cast<float*>(memory + sizes.queries), nullptr};
 }
 
 // A piece of work for one thread: some spans of an item.
@@ -87,6 +90,7 @@ struct Attention {
         const int rows = job.tile.rows, dim = args.kv.value_dim;
         const Partial result = Partial::at(work.result, rows), partial = Partial::at(work.partial, rows);
         clear_partial(result, rows, dim);
+        round_queries<Step>(args, job.tile, work);
         for (int i = job.from; i < job.to; ++i) {
             attend(job, i, follow, work, partial);
             fold(result, partial, rows, dim);
@@ -102,6 +106,7 @@ struct Attention {
         const auto partial = [&](int i) {
             return Partial::at(plan.pool + plan.partial_floats * (which * plan.wave + (i - plan.first_span)), rows);
         };
+        round_queries<Step>(args, job.tile, work);
         for (int i = job.from; i < job.to; ++i) attend(job, i, follow, work, partial(i));
         if (__atomic_sub_fetch(&item.open, 1, __ATOMIC_ACQ_REL) > 0) return;
         const Partial result = Partial::at(plan.results + plan.partial_floats * which, rows);
@@ -166,6 +171,8 @@ inline void attention(const AttentionArgs& args, Team& team) {
     Plan& plan = make_plan(args, shape, team.size());
     if (args.kv.type == DType::f32) {
         Attention<FloatStep>{args, shape, plan}.run(team);
+    } else if (args.kv.whole()) {
+        Attention<ByteStep>{args, shape, plan}.run(team);
     } else {
         Attention<PairStep>{args, shape, plan}.run(team);
     }

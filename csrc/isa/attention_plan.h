@@ -41,7 +41,7 @@ inline std::size_t lined(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Sizes of the parts of the scratch memory, in bytes.
 struct ScratchSizes {
-    std::size_t plan, splits, before, results, pool, scores, partial, values;
+    std::size_t plan, splits, before, results, pool, scores, partial, values, queries, low;
 
     static ScratchSizes of(const AttentionArgs& args, int seqs, int threads) {
         ScratchSizes s;
@@ -55,10 +55,17 @@ struct ScratchSizes {
         s.scores = sizeof(float) * kQueryRows * kScoreStride;
         const int columns = is_coded(args.kv.type) || args.kv.latent() ? kSpanColumns : kMaskedColumns;
         s.values = lined((args.kv.type == DType::f32 ? sizeof(float) : sizeof(bf16_t)) * columns * args.kv.head_dim);
+        s.queries = s.low = 0;
+        if (args.kv.whole()) {
+            const bool tiles = ByteStep::kTileRows < kNoTiles;
+            s.values = tiles ? s.values : 0;
+            s.queries = lined(kQueryRows * static_cast<std::size_t>(ByteStep::pitch(args.kv.head_dim)));
+            s.low = tiles ? sizeof(float) * kQueryRows * args.kv.head_dim : 0;
+        }
         if (args.kv.type == DType::i4) s.values += sizeof(float) * kSpanColumns;  // scales of values
         return s;
     }
-    std::size_t workspace() const { return scores + 2 * partial + values; }
+    std::size_t workspace() const { return scores + 2 * partial + values + 2 * queries + low; }
     std::size_t total(int threads) const {
         return plan + splits + before + results + pool + workspace() * static_cast<std::size_t>(threads);
     }

@@ -110,7 +110,7 @@ struct Span {
     int panels;                  // of all segments, hidden last ones left out
     std::int64_t lowest;         // of the tile's positions
     bool recent;                 // i4: of each row its own block only
-    std::size_t row_stride;      // bytes between steps of two features (f32: one) of keys
+    std::size_t row_stride;      // bytes between steps of two features (f32: one, whole numbers: four) of keys
     const void* values[kSpanPanels];      // a segment each
     const char* keys[kSpanPanels];        // a panel each
     Panel panel[kSpanPanels];
@@ -187,16 +187,18 @@ inline void open_recent(const AttentionArgs& args, const Tile& tile, Span& span)
     }
 }
 
-// Finds what a tile reads of span `index`. Codes of keys, and keys of latent caches, are expanded into `expanded`
-// (kSpanColumns * head_dim elements, after them kSpanColumns scales of i4 values); values are still codes.
+// Finds what a tile reads of span `index`. Codes of keys that are not multiplied as they are, and keys of latent caches, are
+// expanded into `expanded` (kSpanColumns * head_dim elements, after them kSpanColumns scales of i4 values); values are
+// still codes.
 inline void open_span(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index,
                       char* expanded, Span& span) {
     if (index == kRecentSpan) return open_recent(args, tile, span);
     const KVCache& kv = args.kv;
     const bool coded = is_coded(kv.type), latent = kv.latent(), nibbles = kv.type == DType::i4;
+    const bool in_place = !latent && (!coded || kv.whole());  // keys
     const int offset = shape.offset(index), dim = kv.head_dim;
     const std::size_t element = dtype_bytes(kv.type);  // blocks of i4 are no longer than a span, so their offset is 0
-    const std::size_t key_offset = static_cast<std::size_t>(offset) * (kv.type == DType::f32 ? 1 : 2) * element;
+    const std::size_t key_offset = static_cast<std::size_t>(offset) * kv.key_features() * element;
     const std::size_t value_offset = static_cast<std::size_t>(offset) * dim * element;
     const std::size_t block_bytes = bytes_of(kv.type, static_cast<std::size_t>(kv.block_stride) * dim);
     auto* scales = reinterpret_cast<float*>(expanded + sizeof(bf16_t) * kSpanColumns * static_cast<std::size_t>(dim));
@@ -206,12 +208,12 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
     span.panels = 0;
     span.lowest = tile.lowest;
     span.columns = shape.width(offset);
-    span.row_stride = 4 * static_cast<std::size_t>(coded || latent ? span.columns : kv.block_stride);
+    span.row_stride = 4 * static_cast<std::size_t>(in_place ? kv.block_stride : span.columns);
     const std::size_t expanded_bytes = static_cast<std::size_t>(span.columns) * dim * (coded ? sizeof(bf16_t) : element);
     over_blocks(args, shape, tile, index, [&](std::int64_t start, std::size_t at) {
         const char* keys = latent ? expanded : static_cast<const char*>(kv.keys) + at * block_bytes + key_offset;
         const char* values = static_cast<const char*>(kv.values) + at * block_bytes + value_offset;
-        if (coded && !latent) {
+        if (!in_place && !latent) {
             auto* to = reinterpret_cast<bf16_t*>(expanded);
             if (nibbles) {
                 expand_nibble_keys(reinterpret_cast<const std::uint8_t*>(keys),
@@ -221,7 +223,7 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
             }
             keys = expanded;
         }
-        if (coded || latent) expanded += expanded_bytes;
+        if (!in_place) expanded += expanded_bytes;
         span.values[span.segments++] = values;
         const int held = shape.held(offset);
         for (int p = 0; p < span.columns && start + p < end; p += kPanel) {
@@ -246,36 +248,62 @@ inline void open_span(const AttentionArgs& args, const SpanShape& shape, const T
 // which hardware cannot predict. Tiles of one or two query rows read as fast as they can anyway.
 struct Ahead {
     static constexpr int kFewestRows = 3;
+    struct Region {
+        const char* at;
+        std::size_t bytes;
+    };
     int regions = 0;
     int region = 0;
-    std::size_t bytes = 0;       // of a region
-    std::size_t done = 0;        // of the current one
-    const char* at[2 * kSpanPanels];
+    std::size_t lines = 0;       // of all regions
+    std::size_t done = 0;        // bytes of the current one
+    Region of[4 * kSpanPanels];
 
     void prefetch(const AttentionArgs& args, const SpanShape& shape, const Tile& tile, int index) {
         regions = region = 0;
-        done = 0;
+        lines = done = 0;
         if (tile.rows < kFewestRows || shape.chunks > 1 || index == kRecentSpan) return;
-        bytes = bytes_of(args.kv.type, static_cast<std::size_t>(args.kv.block_stride) * args.kv.head_dim);
+        const KVCache& kv = args.kv;
+        const std::size_t bytes = bytes_of(kv.type, static_cast<std::size_t>(kv.block_stride) * kv.head_dim);
+        const bool nibbles = kv.type == DType::i4;
+        const std::size_t scales = nibbles ? sizeof(bf16_t) * kv.block_stride : sizeof(float) * kv.block_stride;
+        const std::size_t key_scales = nibbles ? 2 * sizeof(bf16_t) * kv.head_dim : scales;
         over_blocks(args, shape, tile, index, [&](std::int64_t, std::size_t block) {
-            if (!args.kv.latent()) at[regions++] = static_cast<const char*>(args.kv.keys) + block * bytes;
-            at[regions++] = static_cast<const char*>(args.kv.values) + block * bytes;
+            if (!kv.latent()) add(kv.keys, block, bytes);
+            if (!kv.latent() && is_coded(kv.type)) add(kv.key_scales, block, key_scales);
+            add(kv.values, block, bytes);
+            if (is_coded(kv.type)) add(kv.value_scales, block, scales);
         });
     }
 
-    // Lines to prefetch at each of `calls` calls.
-    int share(int calls) const { return static_cast<int>(regions * ((bytes + 63) / 64) / calls) + 1; }
+    void add(const void* array, std::size_t block, std::size_t bytes) {
+        of[regions++] = {static_cast<const char*>(array) + block * bytes, bytes};
+        lines += (bytes + 63) / 64;
+    }
 
-    void fetch(int lines) {
-        for (; region < regions && lines > 0; --lines) {
-            HEADRACE_PREFETCH_L2(at[region] + done);
+    // Lines to prefetch at each of `calls` calls, besides `single` ones.
+    int share(int calls, int single) const {
+        const int rest = static_cast<int>(lines) - single;
+        return (rest > 0 ? rest : 0) / calls + 1;
+    }
+
+    HEADRACE_METHOD void fetch(int count) {
+        for (; region < regions && count > 0; --count) {
+            HEADRACE_PREFETCH_L2(of[region].at + done);
             done += 64;
-            if (done >= bytes) {
+            if (done >= of[region].bytes) {
                 ++region;
                 done = 0;
             }
         }
     }
+};
+
+// What kernels call while they compute. Prefetches that come many at once wait for each other, and so do loads after them.
+struct Fetch {
+    Ahead* ahead;
+    int share;
+    HEADRACE_METHOD void operator()() const { ahead->fetch(share); }
+    HEADRACE_METHOD void line() const { ahead->fetch(1); }
 };
 
 }  // namespace headrace::HEADRACE_ISA

@@ -6,6 +6,7 @@
 // the row sees makes the row NaN.
 #pragma once
 
+#include "attention_bytes.h"
 #include "attention_scores.h"
 #include "attention_span.h"
 
@@ -38,6 +39,9 @@ struct Workspace {
     float* partial;      // Partial::floats(kQueryRows, head_dim)
     float* result;       // the same
     void* values;        // codes and latent caches: [kSpanColumns * head_dim], keys, then values; else [kMaskedColumns * head_dim]
+    std::int8_t* queries;       // whole numbers: the job's rows, see ByteStep
+    std::int8_t* sink_queries;  // the same of q_sink
+    float* low;                 // whole numbers on tiles: [kQueryRows][head_dim]
     Ahead* ahead;
 };
 
@@ -78,16 +82,12 @@ inline F32x16 shrink(F32x16 x) {
     return select(less(x, F32x16::broadcast(-126.0f)), F32x16::zero(), power);
 }
 
-// One row: masks scores, finds their maximum, and replaces them by 2^(score - maximum), rounded as values want them and
-// written over the scores as another type: vectors are read and written in a way that lets them have any.
-// Lane i adds up columns i, i + 16, ...; hidden columns add zero, so they may as well be left out.
-// slope: of the row's head, divided by the scale of scores; 0: none.
-template <typename Step>
-inline void soften_row(const AttentionArgs& args, const Span& span, float* scores, int position, float slope,
-                       float& peak_out, float& sum_out) {
+// One row: scores get the scales of their keys, a slope (of the row's head, divided by the scale of scores; 0: none) and a
+// cap, and those of hidden keys become -infinity. Gives the largest.
+inline float mask_row(const AttentionArgs& args, const Span& span, float* scores, int position, float slope) {
     alignas(64) static const float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const F32x16 hidden = F32x16::broadcast(kHidden);
-    const bool keyed = span.panel[0].key_scales != nullptr, valued = span.panel[0].value_scales != nullptr;
+    const bool keyed = span.panel[0].key_scales != nullptr;
     F32x16 peaks = hidden;
     for (int p = 0; p < span.panels; ++p) {
         const Panel& panel = span.panel[p];
@@ -109,13 +109,30 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
         }
         peaks = max(peaks, s);
     }
+    return reduce_max(peaks);
+}
+
+// Of a row's weights that are still to be rounded: the largest, and the sum, which is not finite if one of them is not.
+struct Weights {
+    float top, sum;
+};
+
+// One row: replaces scores, the largest being `highest`, by 2^(score - maximum) times the scales of values. They are rounded
+// as values want them and written over the scores as another type: vectors are read and written in a way that lets them
+// have any. Whole numbers need the largest weight first, and are rounded afterwards.
+// Lane i adds up columns i, i + 16, ...; hidden columns add zero, so they may as well be left out.
+template <typename Step>
+inline Weights soften_row(const AttentionArgs& args, const Span& span, float* scores, int position, float highest,
+                          const Fetch& meanwhile, float& peak_out, float& sum_out) {
+    const bool valued = span.panel[0].value_scales != nullptr;
     const float scale = (args.soft_cap > 0 ? 1.0f : args.scale) * 1.44269504f;  // log2(e)
-    const float peak = reduce_max(peaks) * scale;
+    const float peak = highest * scale;
     const bool any = peak > kHidden;
     const F32x16 factor = F32x16::broadcast(scale), shift = F32x16::broadcast(any ? -peak : 0.0f);
-    F32x16 sum = F32x16::zero();
+    F32x16 sum = F32x16::zero(), top = F32x16::zero(), weights = F32x16::zero();
     auto* out = reinterpret_cast<typename Step::Element*>(scores);
     for (int p = 0; p < span.panels; ++p) {
+        if constexpr (Step::kWhole) meanwhile.line();
         F32x16 e = shrink(fma(F32x16::load(scores + 16 * p), factor, shift));
         sum = sum + e;
         if (valued) {
@@ -123,12 +140,55 @@ inline void soften_row(const AttentionArgs& args, const Span& span, float* score
             e = e * F32x16::load(panel.value_scales);
             if (!panel.open) e = Sight::of(args, span, panel, position).hide(e, F32x16::zero());
         }
-        Step::store(out + 16 * p, e);
+        if constexpr (Step::kWhole) {
+            top = max(top, e);
+            weights = weights + e;
+            e.store(scores + 16 * p);
+        } else {
+            Step::store(out + 16 * p, e);
+        }
     }
-    const int columns = span.segments * span.columns;
-    for (int c = 16 * span.panels; c < columns; c += 16) Step::store(out + c, F32x16::zero());
     sum_out = reduce_add(sum);
     peak_out = sum_out == sum_out ? peak : sum_out;
+    if constexpr (Step::kWhole) return {reduce_max(top), reduce_add(weights)};
+    const int columns = span.segments * span.columns;
+    for (int c = 16 * span.panels; c < columns; c += 16) {
+        if constexpr (!Step::kWhole) Step::store(out + c, F32x16::zero());
+    }
+    return {};
+}
+
+// The softmax of all rows over one span. Rows go through each of its parts together, so that one need not wait for the
+// maximum of another.
+template <typename Step>
+inline void soften_rows(const AttentionArgs& args, const Tile& tile, const Span& span, float* scores, const Fetch& fetch,
+                        float* steps, const Partial& out) {
+    constexpr int kTogether = 8;
+    const int group = args.num_heads / args.kv.num_kv_heads, columns = span.segments * span.columns;
+    const auto each = [&](int first, const auto& visit) {
+        for (int r = first; r < least(first + kTogether, tile.rows); ++r) {
+            const int in_group = tile.first_row + r;
+            const std::int64_t at = args.step->positions[tile.first_token + in_group / group];
+            visit(r, scores + static_cast<std::size_t>(r) * kScoreStride, static_cast<int>(at - tile.lowest), in_group % group);
+        }
+    };
+    float highest[kTogether];
+    Weights weights[kTogether];
+    for (int first = 0; first < tile.rows; first += kTogether) {
+        each(first, [&](int r, float* row, int position, int head) {
+            const float slope = args.slopes == nullptr ? 0.0f : args.slopes[tile.head * group + head] / args.scale;
+            highest[r - first] = mask_row(args, span, row, position, slope);
+        });
+        each(first, [&](int r, float* row, int position, int) {
+            weights[r - first] = soften_row<Step>(args, span, row, position, highest[r - first], fetch, out.peak[r], out.sum[r]);
+            fetch();
+        });
+        if constexpr (Step::kWhole) {
+            each(first, [&](int r, float* row, int, int) {
+                steps[r] = round_weights(row, span.panels, columns, weights[r - first].top, weights[r - first].sum);
+            });
+        }
+    }
 }
 
 // Scores of sink keys come from `q_sink`: 16 columns a panel, lanes that are no sinks keep what they have.
@@ -137,7 +197,7 @@ inline void score_sinks(const typename Step::Element* q_sink, const Tile& tile, 
                         float* scores) {
     alignas(64) float own[kQueryRows * 16];
     for (int p = 0; p < span.panels && span.panel[p].sinks > 0; ++p) {
-        score_tile<Step>(q_sink, tile.rows, dim, span.keys + p, 1, span.row_stride, own, 16, [] {});
+        score_tile<Step>(q_sink, tile.rows, dim, span.keys + p, 1, span.row_stride, own, 16, Nothing());
         const Mask16 sinks = first_lanes(span.panel[p].sinks);
         for (int r = 0; r < tile.rows; ++r) {
             float* row = scores + static_cast<std::size_t>(r) * kScoreStride + 16 * p;
@@ -207,6 +267,37 @@ inline void recompute_non_finite_rows(const AttentionArgs& args, const Tile& til
     }
 }
 
+// The rows' weights, which are whole numbers, times the values of the span.
+inline void mix_span(const AttentionArgs& args, const Tile& tile, Span& span, const float* steps, const Workspace& work,
+                     const Partial& out, const Fetch& fetch) {
+    const int dim = args.kv.head_dim, panels = dim / kPanel;
+    const std::size_t stride = kScoreStride * sizeof(float);
+#if HEADRACE_TILES
+    if (tile.rows >= ByteStep::kTileRows) {
+        expand_values(args.kv.type, span, dim, static_cast<bf16_t*>(work.values));
+        const Panels values = {span.values, span.segments, 4 * static_cast<std::size_t>(dim), 64, span.columns};
+        mix_values_on_tiles(work.scores, stride, tile.rows, span.segments * span.columns, values, panels, steps, work.low, out.mix,
+                            static_cast<std::size_t>(dim));
+        return;
+    }
+#endif
+    const Panels values = {span.values, span.segments, 2 * static_cast<std::size_t>(dim), 32, span.columns};
+    mix_values(work.scores, stride, tile.rows, values, panels, steps, out.mix, static_cast<std::size_t>(dim), fetch);
+}
+
+// Rounds the queries of the job's rows, where they are multiplied as whole numbers.
+template <typename Step>
+inline void round_queries(const AttentionArgs& args, const Tile& tile, const Workspace& work) {
+    if constexpr (Step::kWhole) {
+        const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
+        const std::size_t row = (static_cast<std::size_t>(tile.head) * args.step->tokens + tile.first_token) * group + tile.first_row;
+        Step::encode(static_cast<const bf16_t*>(args.q) + row * dim, tile.rows, dim, work.queries);
+        if (args.q_sink != nullptr) {
+            Step::encode(static_cast<const bf16_t*>(args.q_sink) + row * dim, tile.rows, dim, work.sink_queries);
+        }
+    }
+}
+
 // The tile's softmax over one span, while the memory of the next one is fetched.
 template <typename Step>
 inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span, const Workspace& work,
@@ -214,34 +305,36 @@ inline void attend_span(const AttentionArgs& args, const Tile& tile, Span& span,
     using Element = typename Step::Element;
     const int dim = args.kv.head_dim, group = args.num_heads / args.kv.num_kv_heads;
     const std::size_t row = (static_cast<std::size_t>(tile.head) * args.step->tokens + tile.first_token) * group + tile.first_row;
-    const Element* q = static_cast<const Element*>(args.q) + row * dim;
-    const int lines = work.ahead->share(score_pauses<Step>(tile.rows, span.panels) + tile.rows);
-    const auto fetch = [&] { work.ahead->fetch(lines); };
+    const auto queries = [&](const void* all, const std::int8_t* rounded) {
+        if constexpr (Step::kWhole) return rounded;
+        else return static_cast<const Element*>(all) + row * dim;
+    };
+    const Element* q = queries(args.q, work.queries);
+    float steps[kQueryRows];
+    const int meanwhile = Step::kWhole ? lines_meanwhile(tile.rows, dim, span.panels) : 0;
+    const Fetch fetch{work.ahead, work.ahead->share(score_pauses<Step>(tile.rows, span.panels) + tile.rows, meanwhile)};
     score_tile<Step>(q, tile.rows, dim, span.keys, span.panels, span.row_stride, work.scores, kScoreStride,
                      fetch);
     if (args.q_sink != nullptr && span.panel[0].sinks > 0) {
-        score_sinks<Step>(static_cast<const Element*>(args.q_sink) + row * dim, tile, dim, span, work.scores);
+        score_sinks<Step>(queries(args.q_sink, work.sink_queries), tile, dim, span, work.scores);
     }
-    for (int r = 0; r < tile.rows; ++r) {
-        const int in_group = tile.first_row + r;
-        const std::int64_t at = args.step->positions[tile.first_token + in_group / group];
-        const float slope = args.slopes == nullptr ? 0.0f : args.slopes[tile.head * group + in_group % group] / args.scale;
-        soften_row<Step>(args, span, work.scores + static_cast<std::size_t>(r) * kScoreStride,
-                         static_cast<int>(at - tile.lowest), slope, out.peak[r], out.sum[r]);
-        fetch();
+    soften_rows<Step>(args, tile, span, work.scores, fetch, steps, out);
+    if constexpr (Step::kWhole) {
+        mix_span(args, tile, span, steps, work, out, fetch);
+    } else {
+        const bool coded = is_coded(args.kv.type) && !span.recent;
+        if (coded) expand_values(args.kv.type, span, dim, static_cast<bf16_t*>(work.values));  // in the place of the keys
+        const Panels values = {
+            .segments = span.values,
+            .num_segments = span.segments,
+            .row_stride = 4 * static_cast<std::size_t>(dim),
+            .panel_stride = 64,
+            .k_per_segment = span.columns,
+        };
+        Step::multiply(reinterpret_cast<const Element*>(work.scores), kScoreStride * sizeof(float), tile.rows, values,
+                       args.kv.value_dim / kPanel, out.mix, static_cast<std::size_t>(args.kv.value_dim), false);
+        if (!coded) recompute_non_finite_rows<Step>(args, tile, span, work, out);  // codes are finite
     }
-    const bool coded = is_coded(args.kv.type) && !span.recent;
-    if (coded) expand_values(args.kv.type, span, dim, static_cast<bf16_t*>(work.values));  // in the place of the keys
-    const Panels values = {
-        .segments = span.values,
-        .num_segments = span.segments,
-        .row_stride = 4 * static_cast<std::size_t>(dim),
-        .panel_stride = 64,
-        .k_per_segment = span.columns,
-    };
-    Step::multiply(reinterpret_cast<const Element*>(work.scores), kScoreStride * sizeof(float), tile.rows, values,
-                   args.kv.value_dim / kPanel, out.mix, static_cast<std::size_t>(args.kv.value_dim), false);
-    if (!coded) recompute_non_finite_rows<Step>(args, tile, span, work, out);  // codes are finite
 }
 
 inline void clear_partial(const Partial& to, int rows, int dim) {

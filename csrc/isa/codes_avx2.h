@@ -29,6 +29,15 @@ HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* fou
     return {add_products(acc.a, codes.a, word), add_products(acc.b, codes.b, word)};
 }
 
+HEADRACE_INLINE Pairs widen_bytes(const void* p) {
+    const auto* bytes = static_cast<const __m128i*>(p);
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(bytes)), _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1))};
+}
+
+HEADRACE_INLINE I32x16 dot_shorts(I32x16 acc, Pairs x, Pairs y) {
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
+}
+
 HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};

@@ -28,6 +28,21 @@ HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* fou
     return dot_bytes(acc, codes, four);
 }
 
+// 16 columns of two signed bytes, as 16-bit numbers.
+HEADRACE_INLINE Pairs widen_bytes(const void* p) {
+    return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+
+// acc[c] += a[c][0] * b[c][0] + a[c][1] * b[c][1], of whole numbers of 16 bits.
+HEADRACE_INLINE I32x16 dot_shorts(I32x16 acc, Pairs a, Pairs b) {
+#if defined(__GNUC__)
+    asm("vpdpwssd %2, %1, %0" : "+v"(acc.v) : "v"(a.v), "v"(b.v));  // as in dot_bytes
+    return acc;
+#else
+    return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)};
+#endif
+}
+
 HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {  // 16 bytes, one a column
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }

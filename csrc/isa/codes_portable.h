@@ -18,6 +18,23 @@ HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* fou
 }
 HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* four) { return dot_bytes(acc, codes, four); }
 
+HEADRACE_INLINE Pairs widen_bytes(const void* p) {
+    std::int8_t bytes[32];
+    std::memcpy(bytes, p, sizeof bytes);
+    Pairs r;
+    for (int i = 0; i < 32; ++i) r.v[i] = static_cast<std::uint16_t>(bytes[i]);
+    return r;
+}
+
+HEADRACE_INLINE I32x16 dot_shorts(I32x16 acc, Pairs a, Pairs b) {
+    I32x16 products;
+    const auto number = [](std::uint16_t bits) { return static_cast<std::int32_t>(static_cast<std::int16_t>(bits)); };
+    for (int i = 0; i < 16; ++i) {
+        products.v[i] = number(a.v[2 * i]) * number(b.v[2 * i]) + number(a.v[2 * i + 1]) * number(b.v[2 * i + 1]);
+    }
+    return acc + products;
+}
+
 HEADRACE_INLINE I32x16 load_bytes(const std::uint8_t* p) {
     I32x16 r;
     for (int i = 0; i < 16; ++i) r.v[i] = p[i];

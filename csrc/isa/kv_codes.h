@@ -76,6 +76,21 @@ inline void expand_codes(DType type, const char* codes, int count, int width, in
     }
 }
 
+// Sixteen positions of keys that are multiplied as whole numbers, `dim` features whose fours are `stride` bytes apart, as pairs
+// of bf16.
+inline void expand_byte_keys(const char* keys, int dim, std::size_t stride, bf16_t* out) {
+    alignas(64) std::int8_t codes[64];
+    alignas(64) bf16_t wide[64];
+    for (int d = 0; d < dim; d += 4, keys += stride, out += 64) {
+        for (int i = 0; i < 64; ++i) codes[i] = static_cast<std::int8_t>(keys[i] ^ -128);
+        for (int i = 0; i < 64; i += 32) store_bf16_of_i8(wide + i, codes + i);
+        for (int t = 0; t < 16; ++t) {
+            std::memcpy(out + 2 * t, wide + 4 * t, 2 * sizeof *out);
+            std::memcpy(out + 32 + 2 * t, wide + 4 * t + 2, 2 * sizeof *out);
+        }
+    }
+}
+
 // Two features of `count` positions, a multiple of 16: table[code] is the number of the first one, table[16 + code] that of the second.
 HEADRACE_INLINE void look_up_pairs(const bf16_t* table, const std::uint8_t* codes, int count, bf16_t* out) {
 #if defined(__AVX512F__)
@@ -140,6 +155,34 @@ HEADRACE_INLINE void expand_nibble_rows(const std::uint8_t* first, const std::ui
 HEADRACE_INLINE float inverse_of(float scale) {
     const float inverse = scale != 0.0F ? 1.0F / scale : 0.0F;
     return inverse > 3e38F ? 3e38F : inverse < -3e38F ? -3e38F : inverse;
+}
+
+// Codes of one row with one scale: max|x| / 127, rounded to nearest even. Gives the scale, which is not finite where the
+// row is not.
+inline float quantize_head(const float* x, int dim, std::int8_t* codes) {
+    F32x16 peak = F32x16::zero(), strange = F32x16::zero();
+    for (int i = 0; i < dim; i += 16) {
+        const F32x16 v = F32x16::load(x + i);
+        peak = max(peak, max(v, F32x16::zero() - v));
+        strange = strange + (v - v);  // stays 0, or becomes NaN with the first infinity or NaN
+    }
+    const float largest = reduce_max(peak);
+    const F32x16 factor = F32x16::broadcast(codes_per_unit(largest));
+    for (int i = 0; i < dim; i += 16) store_i8(codes + i, round(F32x16::load(x + i) * factor));
+    return largest / 127.0f + reduce_add(strange);
+}
+
+// The same of e4m3, whose largest code is 448.
+inline float quantize_head(const float* x, int dim, std::uint8_t* codes) {
+    F32x16 peak = F32x16::zero(), strange = F32x16::zero();
+    for (int i = 0; i < dim; i += 16) {
+        const F32x16 v = F32x16::load(x + i);
+        peak = max(peak, max(v, F32x16::zero() - v));
+        strange = strange + (v - v);
+    }
+    const float scale = reduce_max(peak) / 448.0f, inverse = inverse_of(scale), doubt = reduce_add(strange);
+    for (int i = 0; i < dim; ++i) codes[i] = doubt == 0.0f ? to_e4m3(x[i] * inverse) : std::uint8_t{0};
+    return scale + doubt;
 }
 
 HEADRACE_INLINE std::uint8_t nibble_of(float x) {  // to nearest, clipped to 0..15

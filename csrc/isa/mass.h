@@ -5,8 +5,6 @@
 // A row whose softmax is not finite adds nothing.
 #pragma once
 
-#include <cstring>
-
 #include "../kernels.h"
 #include "kv_codes.h"
 
@@ -31,26 +29,6 @@ HEADRACE_INLINE void score_pairs(const bf16_t* q, int dim, const char* keys, std
     }
 }
 
-// Codes of sixteen keys, `kv.key_features()` side by side, as pairs of bf16: [dim / 2][16][2]. Where four lie side by side they
-// are unsigned, code + 128.
-static void widen_panel(const KVCache& kv, const char* codes, bf16_t* out) {
-    if (kv.key_features() == 2) return expand_codes(kv.type, codes, kv.head_dim / 2, 2 * kPanel, 2 * kv.block_stride, out);
-    alignas(64) std::int8_t whole[4 * kPanel];
-    alignas(64) bf16_t wide[4 * kPanel];
-    std::uint32_t words[2 * kPanel], parted[2 * kPanel];
-    for (int d = 0; d < kv.head_dim; d += 4, codes += 4 * static_cast<std::size_t>(kv.block_stride), out += 4 * kPanel) {
-        for (int i = 0; i < 4 * kPanel; ++i) whole[i] = static_cast<std::int8_t>(codes[i] ^ -128);
-        store_bf16_of_i8(wide, whole);
-        store_bf16_of_i8(wide + 2 * kPanel, whole + 2 * kPanel);
-        std::memcpy(words, wide, sizeof words);
-        for (int t = 0; t < kPanel; ++t) {
-            parted[t] = words[2 * t];
-            parted[kPanel + t] = words[2 * t + 1];
-        }
-        std::memcpy(out, parted, sizeof parted);
-    }
-}
-
 // Scores, not yet scaled, of kRows rows with the keys at places 0 .. last, and of those that share a panel with them.
 template <int kRows>
 static void score_places(const MassArgs& a, int row, std::int64_t last) {
@@ -70,7 +48,11 @@ static void score_places(const MassArgs& a, int row, std::int64_t last) {
             if (floats) {
                 score_floats<kRows>(static_cast<const float*>(a.q) + first, dim, keys, stride, sums);
             } else if (coded) {
-                widen_panel(kv, keys, wide);
+                if (kv.whole()) {
+                    expand_byte_keys(keys, dim, stride, wide);
+                } else {
+                    expand_codes(kv.type, keys, dim / 2, 2 * kPanel, 2 * room, wide);
+                }
                 const F32x16 scales = F32x16::load(kv.key_floats() + at * room + p);
                 score_pairs<kRows>(static_cast<const bf16_t*>(a.q) + first, dim, reinterpret_cast<const char*>(wide),
                                    2 * kPanel * sizeof(bf16_t), sums);

@@ -75,43 +75,16 @@ inline void store_head(const float* x, int dim, DType type, void* out, std::size
     }
 }
 
-// Codes of one row with one scale: max|x| / 127, rounded to nearest even. Gives the scale, which is not finite where the
-// row is not.
-inline float quantize_head(const float* x, int dim, std::int8_t* codes) {
-    F32x16 peak = F32x16::zero(), strange = F32x16::zero();
-    for (int i = 0; i < dim; i += 16) {
-        const F32x16 v = F32x16::load(x + i);
-        peak = max(peak, max(v, F32x16::zero() - v));
-        strange = strange + (v - v);  // stays 0, or becomes NaN with the first infinity or NaN
+// A row of keys and one of values to one position of a head's block; kKeys neighbouring features of a key lie side by side.
+// A store writes only its own position, since another thread may write the next one.
+template <int kKeys, typename T>
+inline void scatter_head(const T* key, const T* value, const KVCache& kv, std::size_t base, int offset) {
+    T* keys = static_cast<T*>(kv.keys) + base + kKeys * offset;
+    const int dim = kv.head_dim;
+    for (int i = 0; i < dim; i += kKeys) {
+        __builtin_memcpy(keys + static_cast<std::size_t>(i) * kv.block_stride, key + i, kKeys * sizeof(T));
     }
-    const float largest = reduce_max(peak);
-    const F32x16 factor = F32x16::broadcast(codes_per_unit(largest));
-    for (int i = 0; i < dim; i += 16) store_i8(codes + i, round(F32x16::load(x + i) * factor));
-    return largest / 127.0f + reduce_add(strange);
-}
-
-// The same of e4m3, whose largest code is 448.
-inline float quantize_head(const float* x, int dim, std::uint8_t* codes) {
-    F32x16 peak = F32x16::zero(), strange = F32x16::zero();
-    for (int i = 0; i < dim; i += 16) {
-        const F32x16 v = F32x16::load(x + i);
-        peak = max(peak, max(v, F32x16::zero() - v));
-        strange = strange + (v - v);
-    }
-    const float scale = reduce_max(peak) / 448.0f, inverse = inverse_of(scale), doubt = reduce_add(strange);
-    for (int i = 0; i < dim; ++i) codes[i] = doubt == 0.0f ? to_e4m3(x[i] * inverse) : std::uint8_t{0};
-    return scale + doubt;
-}
-
-// A row of keys and one of values to one position of a head's block: `pair` is the size in memory of two neighbouring
-// features of a key. A store writes only its own position, since another thread may write the next one.
-template <typename T, typename Pair>
-inline void scatter_head(const T* key, const T* value, T* keys, T* values, int dim, int stride, int offset) {
-    static_assert(sizeof(Pair) == 2 * sizeof(T));
-    for (int i = 0; i < dim / 2; ++i) {
-        __builtin_memcpy(keys + 2 * (static_cast<std::size_t>(i) * stride + offset), key + 2 * i, sizeof(Pair));
-    }
-    T* row = values + 2 * static_cast<std::size_t>(offset / 2) * dim + offset % 2;
+    T* row = static_cast<T*>(kv.values) + base + 2 * static_cast<std::size_t>(offset / 2) * dim + offset % 2;
     for (int i = 0; i < dim; ++i) row[2 * i] = value[i];
 }
 
@@ -121,10 +94,9 @@ HEADRACE_INLINE void expect_head(const KVCache& kv, std::int64_t slot, int head)
     const std::size_t dim = kv.head_dim, stride = kv.block_stride, element = dtype_bytes(kv.type);
     const std::size_t block = slot / kv.block_size, offset = slot % kv.block_size;
     const std::size_t base = (block * kv.num_kv_heads + head) * stride * dim * element;
-    const bool wide = kv.type == DType::f32;  // else two positions, and two features of a key, lie side by side
-    const std::size_t pair = wide ? 1 : 2;
-    const char* key = static_cast<const char*>(kv.keys) + base + pair * offset * element;
-    const std::size_t key_step = pair * stride * element, line = key_step < 64 ? 64 : key_step;
+    const std::size_t pair = kv.type == DType::f32 ? 1 : 2, features = kv.key_features();  // positions, features side by side
+    const char* key = static_cast<const char*>(kv.keys) + base + features * offset * element;
+    const std::size_t key_step = features * stride * element, line = key_step < 64 ? 64 : key_step;
     for (std::size_t at = 0; at < dim * stride * element; at += line) HEADRACE_PREFETCH_WRITE(key + at);
     const char* value = static_cast<const char*>(kv.values) + base + offset / pair * pair * dim * element;
     for (std::size_t at = 0; at < pair * dim * element; at += 64) HEADRACE_PREFETCH_WRITE(value + at);
@@ -145,18 +117,18 @@ inline void write_head(const KVCache& kv, const float* key, const float* value, 
         alignas(64) bf16_t k[kMaxHeadDim], v[kMaxHeadDim];
         store_head(key, dim, DType::bf16, k, 0);
         store_head(value, dim, DType::bf16, v, 0);
-        scatter_head<bf16_t, std::uint32_t>(k, v, static_cast<bf16_t*>(kv.keys) + base,
-                                            static_cast<bf16_t*>(kv.values) + base, dim, stride, offset);
+        scatter_head<2>(k, v, kv, base, offset);
+    } else if (kv.type == DType::i8) {
+        alignas(64) std::int8_t k[kMaxHeadDim], v[kMaxHeadDim];
+        kv.key_floats()[at * stride + offset] = quantize_head(key, dim, k);
+        kv.value_floats()[at * stride + offset] = quantize_head(value, dim, v);
+        for (int i = 0; i < dim; ++i) k[i] = static_cast<std::int8_t>(k[i] ^ -128);  // code + 128
+        scatter_head<4>(k, v, kv, base, offset);
     } else {
-        const auto write = [&](auto code) {
-            using Code = decltype(code);
-            alignas(64) Code k[kMaxHeadDim], v[kMaxHeadDim];
-            kv.key_floats()[at * stride + offset] = quantize_head(key, dim, k);
-            kv.value_floats()[at * stride + offset] = quantize_head(value, dim, v);
-            scatter_head<Code, std::uint16_t>(k, v, static_cast<Code*>(kv.keys) + base, static_cast<Code*>(kv.values) + base,
-                                              dim, stride, offset);
-        };
-        kv.type == DType::i8 ? write(std::int8_t{}) : write(std::uint8_t{});
+        alignas(64) std::uint8_t k[kMaxHeadDim], v[kMaxHeadDim];
+        kv.key_floats()[at * stride + offset] = quantize_head(key, dim, k);
+        kv.value_floats()[at * stride + offset] = quantize_head(value, dim, v);
+        scatter_head<2>(k, v, kv, base, offset);
     }
 }
 

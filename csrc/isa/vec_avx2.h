@@ -219,6 +219,9 @@ HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 x) {  // clipped to -128..1
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+HEADRACE_INLINE void store_i16(std::int16_t* p, I32x16 x) {  // clipped to -32768..32767
+    store_half(p, 0, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
+}
 
 HEADRACE_INLINE __m256 power_of_two(__m256i n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));

@@ -159,6 +159,12 @@ HEADRACE_INLINE void store_bf16_of_i8(bf16_t* to, const std::int8_t* codes) {  /
 HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 a) {  // clipped to -128..127
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
 }
+HEADRACE_INLINE F32x16 load_i16(const std::int16_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))))};
+}
+HEADRACE_INLINE void store_i16(std::int16_t* p, I32x16 a) {  // clipped to -32768..32767
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(a.v));
+}
 
 // a * 2^n, n in -127..128; subnormal results are not promised.
 HEADRACE_INLINE F32x16 times_power(F32x16 a, I32x16 n) { return {_mm512_scalef_ps(a.v, _mm512_cvtepi32_ps(n.v))}; }

@@ -253,6 +253,18 @@ HEADRACE_INLINE void store_bf16_of_i8(bf16_t* to, const std::int8_t* codes) {  /
 HEADRACE_INLINE void store_i8(std::int8_t* p, I32x16 a) {  // clipped to -128..127
     HEADRACE_LANES p[i] = static_cast<std::int8_t>(a.v[i] < -128 ? -128 : a.v[i] > 127 ? 127 : a.v[i]);
 }
+HEADRACE_INLINE F32x16 load_i16(const std::int16_t* p) {
+    std::int16_t lanes[16];
+    std::memcpy(lanes, p, sizeof lanes);
+    F32x16 r;
+    HEADRACE_LANES r.v[i] = lanes[i];
+    return r;
+}
+HEADRACE_INLINE void store_i16(std::int16_t* p, I32x16 a) {  // clipped to -32768..32767
+    std::int16_t lanes[16];
+    HEADRACE_LANES lanes[i] = static_cast<std::int16_t>(a.v[i] < -32768 ? -32768 : a.v[i] > 32767 ? 32767 : a.v[i]);
+    std::memcpy(p, lanes, sizeof lanes);
+}
 
 // a * 2^n, n in -127..128; subnormal results are not promised.
 HEADRACE_INLINE F32x16 times_power(F32x16 a, I32x16 n) {

@@ -28,28 +28,30 @@ def from_bf16(x: NDArray[np.uint16]) -> torch.Tensor:
     return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).float()
 
 
-def panels(cache: torch.Tensor, *, keys: bool, pairs: bool, padding: float = 0) -> torch.Tensor:
+def panels(cache: torch.Tensor, *, keys: bool, beside: int, padding: float = 0) -> torch.Tensor:
     """A cache [N, Hkv, bs, D] in the order in which products read it, [N, Hkv, T * D]; see csrc/tensors.h.
-    `padding` fills the positions from bs to T."""
+    `beside` features of a key, or positions of values, lie side by side; `padding` fills the positions from bs to T."""
     n, heads, size, dim = cache.shape
     room = torch.full((n, heads, aligned(size), dim), padding, dtype=cache.dtype)
     room[:, :, :size] = cache
     if keys:
         room = room.transpose(2, 3)  # [N, Hkv, D, T]
-    if pairs:
-        room = room.unflatten(2, (-1, 2)).transpose(3, 4)  # two neighbouring rows side by side
+    room = room.unflatten(2, (-1, beside)).transpose(3, 4)  # neighbouring rows side by side
     return room.reshape(n, heads, -1).contiguous()
 
 
-def from_panels(stored: torch.Tensor, block_size: int, dim: int, *, keys: bool, pairs: bool) -> torch.Tensor:
+def from_panels(stored: torch.Tensor, block_size: int, dim: int, *, keys: bool, beside: int) -> torch.Tensor:
     """The inverse of `panels`: [N, Hkv, block_size, D]."""
     n, heads, _ = stored.shape
     first, second = (dim, aligned(block_size)) if keys else (aligned(block_size), dim)
-    if pairs:
-        room = stored.view(n, heads, first // 2, second, 2).transpose(3, 4).reshape(n, heads, first, second)
-    else:
-        room = stored.view(n, heads, first, second)
+    room = stored.view(n, heads, first // beside, second, beside).transpose(3, 4)
+    room = room.reshape(n, heads, first, second)
     return (room.transpose(2, 3) if keys else room)[:, :, :block_size].contiguous()
+
+
+def beside(kind: str, *, keys: bool) -> int:
+    """Features of a key, or positions of values, that lie side by side in a cache of that format."""
+    return 1 if kind == "f32" else 4 if kind == "i8" and keys else 2
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,19 @@ class Cache:
         for name, cache in (("key", key), ("value", value)):
             keys = name == "key"
             if kind == "f32":
-                native[name + "s"] = panels(cache, keys=keys, pairs=False, padding=padding).numpy()
+                native[name + "s"] = panels(
+                    cache, keys=keys, beside=beside(kind, keys=keys), padding=padding
+                ).numpy()
                 plain.append(cache)
             elif kind == "bf16":
-                native[name + "s"] = to_bf16(panels(cache, keys=keys, pairs=True, padding=padding))
+                room = panels(cache, keys=keys, beside=beside(kind, keys=keys), padding=padding)
+                native[name + "s"] = to_bf16(room)
                 plain.append(cache.bfloat16().float())
             else:
                 scale = cache.abs().amax(-1) / 127  # [N, Hkv, bs]
                 codes = torch.round(cache / scale.clamp(min=1e-30)[..., None]).nan_to_num(-128)
-                native[name + "s"] = panels(codes, keys=keys, pairs=True).to(torch.int8).numpy()
+                stored = panels(codes, keys=keys, beside=beside(kind, keys=keys)).to(torch.int8)
+                native[name + "s"] = (stored ^ -128 if keys else stored).numpy()  # keys: code + 128
                 room = torch.full((*cache.shape[:2], aligned(cache.shape[2])), float(padding))
                 room[:, :, : cache.shape[2]] = scale
                 native[name + "_scales"] = room.numpy()
@@ -226,12 +232,16 @@ class Problem:
         )
         return torch.from_numpy(out) if out_dtype == "f32" else from_bf16(out)
 
-    def expected(self, kind: str) -> torch.Tensor:
-        """The reference's result [T, Hq * D], on what is left of the inputs after the rounding of the format."""
+    def expected(self, kind: str, *, round_queries: bool = True) -> torch.Tensor:
+        """The reference's result [T, Hq * D], on what is left of the inputs after the rounding of the format. An int8
+        cache rounds queries as well."""
         shape = self.shape
 
         def rounded(q: torch.Tensor) -> torch.Tensor:
-            return q if kind == "f32" else q.bfloat16().float()
+            if kind == "f32":
+                return q
+            plain = q.bfloat16().float()
+            return reference.round_rows(plain, "int8") if kind == "i8" and round_queries else plain
 
         key, value = Cache.of(self.key, self.value, kind).plain
         out = reference.paged_attention(

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ _native = needs.native()
 
 from tests.native.paged import Problem, Shape  # noqa: E402
 
-KINDS = {"f32": 1e-5, "bf16": 1e-2, "i8": 1e-2}
+KINDS = {"f32": 1e-5, "bf16": 1e-2, "i8": 1e-3}
 """Cache formats, and the relative error against the reference on the cache as the format rounds it."""
 
 HEADS = {"mha": (3, 3), "gqa": (6, 2), "mqa": (8, 1)}
@@ -99,6 +100,35 @@ def test_matches_the_reference_everywhere(
         problem = Problem.make(Shape(heads, num_kv, dim, size, slices=SLICES[slices], **MASKS[mask]))
         out = problem.solve(kernels, teams[2], kind)
         assert error(out, problem.expected(kind)) < KINDS[kind], problem.shape
+
+
+@pytest.mark.parametrize("name", parameters())
+def test_int8_keeps_small_probabilities_beside_a_large_one(name: str, teams: dict[int, _native.Team]) -> None:
+    """Probabilities of a span share a step. Together the many small ones weigh as much as the large one, whose value
+    may be small, as that of a first token is. Queries of 8 heads and of a chunk take different paths."""
+    shape = Shape(8, 1, 64, 32, slices=((1, 256), (20, 300)))
+    problem = Problem.make(shape)
+    q = problem.q.clone()
+    q[:] = q.mean((0, 1))  # one query, so that one key can be made like it
+    first = problem.block_tables[:, 0].long()
+    key = problem.key.clone()
+    key[first, :, 0] = q[0, 0] * (8 * np.log(250) / q[0, 0].square().sum())
+    for size in (1.0, 0.01):
+        value = problem.value.clone()
+        value[first, :, 0] *= size
+        found = replace(problem, q=q, key=key, value=value)
+        out, expected = found.solve(_native.Kernels(name), teams[2], "i8"), found.expected("i8")
+        assert error(out, expected) < 1e-3
+        alone = value[first[0], :, 0].tile(8)  # [1, 8 * D]
+        assert error(expected[:1], alone) > 0.3  # the others count
+
+
+def test_queries_of_an_int8_cache_are_rounded_once(teams: dict[int, _native.Team]) -> None:
+    """What the rounding of queries costs: about as much as that of keys."""
+    for shape in shapes()[::5]:
+        problem = Problem.make(shape)
+        rounded, exact = problem.expected("i8"), problem.expected("i8", round_queries=False)
+        assert 0 < error(rounded, exact) < 2e-2, shape
 
 
 @pytest.mark.parametrize("name", parameters())

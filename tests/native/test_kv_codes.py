@@ -134,7 +134,7 @@ class Sequence:
         found = []
         for name in ("keys", "values"):
             codes = torch.from_numpy(self.caches[name][self.table])
-            found.append(from_panels(codes, self.size, self.dim, keys=name == "keys", pairs=True))
+            found.append(from_panels(codes, self.size, self.dim, keys=name == "keys", beside=2))
         return found[0], found[1]
 
 
@@ -236,5 +236,5 @@ def test_bfloat16_is_what_a_recent_block_holds(teams: dict[int, _native.Team]) -
     _, keys, values = sequence.parts()
     for cache, part, is_key in ((sequence.recent[0], keys, True), (sequence.recent[1], values, False)):
         block = torch.from_numpy(cache[sequence.table].view(np.int16))
-        found = from_panels(block, 32, 32, keys=is_key, pairs=True)[0, :, :20]
+        found = from_panels(block, 32, 32, keys=is_key, beside=2)[0, :, :20]
         assert np.array_equal(found.numpy().view(np.uint16), to_bf16(part))

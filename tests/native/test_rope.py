@@ -15,7 +15,7 @@ from tests.instruction_sets import SETS, parameters
 _native = needs.native()
 
 from headrace.ops import reference  # noqa: E402
-from tests.native.paged import aligned, from_bf16, from_panels  # noqa: E402
+from tests.native.paged import aligned, beside, from_bf16, from_panels  # noqa: E402
 
 EPS = 1e-6
 
@@ -85,7 +85,6 @@ class Case:
         angles = torch.from_numpy(frequencies(rotated))
         self.tables = reference.rope_tables(self.positions, angles, 1.0)
         self.sink_tables = reference.rope_tables(self.positions.clamp(max=50), angles, 1.0) if sinks else None
-        self.pairs = kind != "f32"
 
     def run(self, name: str, team: _native.Team, only: slice = slice(None)) -> dict[str, Any]:
         stored = {"f32": np.float32, "bf16": np.uint16, "i8": np.int8}[self.kind]
@@ -136,8 +135,12 @@ class Case:
 
     def cached(self, found: dict[str, Any], side: str) -> torch.Tensor:
         stored = found[side + "s"]
+        if self.kind == "i8" and side == "key":  # code + 128
+            stored = stored ^ np.int8(-128)
         plain = from_bf16(stored) if self.kind == "bf16" else torch.from_numpy(stored).float()
-        cache = from_panels(plain, self.block_size, self.dim, keys=side == "key", pairs=self.pairs)
+        cache = from_panels(
+            plain, self.block_size, self.dim, keys=side == "key", beside=beside(self.kind, keys=side == "key")
+        )
         if self.kind == "i8":
             cache = cache * torch.from_numpy(found[side + "_scales"])[:, :, : self.block_size, None]
         return cache
@@ -200,7 +203,9 @@ def test_writes_touch_nothing_but_their_slots(kind: str, teams: dict[int, _nativ
         for side in ("key", "value"):
             stored = torch.from_numpy(found[side + "s"].astype(np.float32))  # bit patterns as numbers
             room = aligned(block_size)
-            cells = from_panels(stored, room, dim, keys=side == "key", pairs=case.pairs).transpose(1, 2)
+            cells = from_panels(
+                stored, room, dim, keys=side == "key", beside=beside(kind, keys=side == "key")
+            ).transpose(1, 2)
             assert (cells[~written] == case.FILL).all()
             if kind == "i8":
                 scales = torch.from_numpy(found[side + "_scales"]).transpose(1, 2)

@@ -20,6 +20,7 @@ _CACHE_LINE = 64
 # set, columns of a span, partial results kept at once, and the least room for them in floats.
 _TILE_ROWS, _SPAN, _PARTIALS, _POOL_FLOATS = 64, 256, 8, 1 << 18
 _MASKED = 32  # columns of values that are copied at once
+_PANEL = 16  # bytes beside a row of rounded queries
 
 
 def arena_bytes(program: Program, tokens: int, seqs: int, memory: MemoryFormat) -> dict[str, int]:
@@ -78,6 +79,8 @@ def _scratch(head_dim: int, value_dim: int, memory: MemoryFormat, seqs: int) -> 
     values = (4 if memory.kv.dtype == "float32" else 2) * columns * head_dim
     if memory.kv.dtype == "int4":
         values += 4 * _SPAN  # scales
+    if memory.kv.dtype == "int8" and value_dim == head_dim:  # rounded queries, and a second product on tiles
+        values += _TILE_ROWS * (2 * (head_dim + _PANEL) + 4 * head_dim)
     results = partial * _PARTIALS
     work = 4 * _TILE_ROWS * (_SPAN + 16) + 2 * partial + values
     tables = 4 * _CACHE_LINE + 32 * _PARTIALS * memory.threads + 8 * (seqs + 1)

@@ -25,6 +25,7 @@ def write_kv(
 def round_rows(x: torch.Tensor, kind: str) -> torch.Tensor:
     """What a cache of type `kind` holds of keys or values x [..., D]: "int8" or "fp8" (E4M3), one scale a row.
 
+    Attention over an int8 cache rounds queries in the same way.
     The scale makes the largest magnitude of a row 127 or 448; codes are rounded to nearest even.
     """
     top = x.abs().amax(-1, keepdim=True)
