@@ -169,7 +169,9 @@ def check(model: str, options: dict[str, Any]) -> None:
     # Attention's scratch memory is planned as a bound that holds for every instruction set.
     planned = sum(line.bytes for line in costs.activations if line.name != "embeddings")  # see its own test
     spare = planned - recorded["tape"].nbytes
-    assert 0 <= spare <= 100_000 * parts.resolved.num_threads
+    assert (
+        0 <= spare <= 110_000 * parts.resolved.num_threads
+    )  # int8 keys take 104 KiB more where there are tiles
 
 
 def test_never_falls() -> None:
