@@ -136,7 +136,7 @@ def test_verified_drafts_change_nothing(
 @pytest.mark.parametrize("drafter", ["ngram,tale-draft", "tale-eagle", "tale-medusa"])
 def test_drafters_change_nothing(drafter: str, kind: str, expected: Callable[..., Tokens]) -> None:
     """A model that drafts has a cache of the same type; heads draft trees, whose branches have blocks of their own."""
-    options = {**KINDS[kind], **BLOCK, "speculative": drafter}
+    options = {**KINDS[kind], **BLOCK, "speculative": drafter, "adaptive_speculation": False}
     seen = run(options, [*requests_for()])
     assert seen.drafted > seen.accepted > 0
     assert seen.tokens == expected(kind)
