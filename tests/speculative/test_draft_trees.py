@@ -11,10 +11,11 @@ from headrace.build import survey
 from headrace.config import EngineConfig
 from headrace.core import trees
 from headrace.core.params import SamplingParams
-from headrace.core.types import NewRequest
+from headrace.core.types import NewRequest, NewSequence
 from headrace.errors import ConfigError
 from headrace.runner.sampling.randomness import noise
-from headrace.speculative.draft_trees import BEAMS, CHOICES, LEVELS
+from headrace.runner.sampling.state import SampleRow, SequenceState
+from headrace.speculative.draft_trees import BEAMS, CHOICES, LEVELS, confidence
 from headrace.speculative.method import Proposal
 from tests import needs
 from tests.speculative.eagle_reference import PROMPT, TALE, Reference, reference
@@ -106,6 +107,28 @@ def test_trees_bring_more_tokens_than_chains() -> None:
         steps.append(len(watched.trees))
         assert sum(len(output.tokens) for output in outputs) == 3 * 40
     assert steps[1] < 0.95 * steps[0]
+
+
+def test_the_smallest_temperatures_draft_too() -> None:
+    found = []
+    for temperature in (0.0, 5e-324):
+        params = SamplingParams(max_tokens=8, temperature=temperature, seed=1, ignore_eos=True)
+        outputs, watched = drive(
+            [NewRequest("a", PROMPT, params)], **TALE, num_speculative_tokens=3, speculative_tree_nodes=6
+        )
+        assert watched.trees and all(proposal.tokens for _, proposal, _, _ in watched.trees)
+        found.append([token for output in outputs for token in output.tokens])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("logits", [(np.inf, np.inf, 0.0), (-np.inf, -np.inf, -np.inf), (np.inf, 1.0, 0.0)])
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 0.7])
+def test_infinite_logits_of_layers_give_confidences(logits: tuple[float, ...], temperature: float) -> None:
+    new = NewSequence(SamplingParams(temperature=temperature), (5,), 1, 1, frozenset())
+    state = SequenceState(new, 2048)
+    row = SampleRow(state, ())
+    shares = confidence([row] * 3, [(1, 2, 3), (7,), ()], [logits, (0.5,), ()])
+    assert shares == [[pytest.approx(1 / 3)] * 3, [1.0], []]
 
 
 def test_layers_draft_chains_where_a_tree_cannot_be_verified() -> None:

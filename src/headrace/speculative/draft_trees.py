@@ -53,10 +53,10 @@ class _Tree:
         self.chances: list[float] = []
         self.levels: list[int] = []
 
-    def add(self, beam: _Beam, tokens: Sequence[int], confidence: Sequence[float]) -> None:
+    def add(self, beam: _Beam, tokens: Sequence[int], shares: Sequence[float]) -> None:
         """Children of a token, likeliest first."""
         before = self.chances[beam.node] if beam.node >= 0 else 1.0
-        for token, share in zip(tokens, confidence, strict=True):
+        for token, share in zip(tokens, shares, strict=True):
             self.tokens.append(token)
             self.parents.append(beam.node)
             self.paths.append((*beam.path, token))
@@ -153,9 +153,9 @@ class TreeGrower:
             if not open_ or rank + 1 == CHOICES:
                 break
             self._sampler.exclude(logits, open_, drawn)
-        shares = _confidence(rows, tokens, values)
-        for beam, own, confidence in zip(beams, tokens, shares, strict=True):
-            beam.tree.add(beam, own, confidence)
+        shares = confidence(rows, tokens, values)
+        for beam, own, found_shares in zip(beams, tokens, shares, strict=True):
+            beam.tree.add(beam, own, found_shares)
 
     def _choose(self, going: Sequence[tuple[_Tree, int]], free: list[int]) -> list[tuple[_Tree, list[int]]]:
         """Which of the newest nodes of each tree are read: the likeliest of each, and of the others the likeliest that
@@ -225,7 +225,8 @@ class TreeGrower:
         ]
 
 
-def _confidence(
+@np.errstate(over="ignore", invalid="ignore")  # whatever comes of it, drafts can only be wrong
+def confidence(
     rows: Sequence[SampleRow], tokens: Sequence[Sequence[int]], logits: Sequence[Sequence[float]]
 ) -> list[list[float]]:
     """How likely each of the choices for one place, a row, is to be the model's.
@@ -241,11 +242,17 @@ def _confidence(
     ids = np.zeros((len(rows), width), dtype=np.int64)
     for at, (own, values) in enumerate(zip(tokens, logits, strict=True)):
         sums[at, : len(own)], ids[at, : len(own)] = values, own
+    # Before they are divided: a temperature may be as small as floats are.
+    sums -= sums.max(axis=1, keepdims=True)
     drawn = [at for at, row in enumerate(rows) if not row.state.params.greedy]
     if drawn:
         some = [rows[at] for at in drawn]
         sums[drawn] /= np.array([row.state.params.temperature for row in some])[:, None]
         sums[drawn] += noise([row.state.seed for row in some], [row.position for row in some], ids[drawn])
-    shares = np.exp(sums - np.maximum(sums.max(axis=1, keepdims=True), -1e30))
-    shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1e-30)
-    return [found[: len(own)].tolist() for found, own in zip(shares, tokens, strict=True)]
+    shares = np.exp(sums - sums.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    known = np.isfinite(shares).all(axis=1)  # not where the layers' logits are infinite
+    return [
+        shares[at, : len(own)].tolist() if known[at] else [1.0 / max(1, len(own))] * len(own)
+        for at, own in enumerate(tokens)
+    ]
