@@ -41,6 +41,9 @@ def test_the_matrices_that_hurt_most_come_first() -> None:
     wider = FolderPlan(QuantizeOptions()).widened(ERRORS, 0.5)
     assert wider is not None and wider.options.keep == ("0.qkv",)
     assert FolderPlan(QuantizeOptions()).widened({"0.qkv": 0.1}, 0.5) is None
+    whole = FolderPlan(QuantizeOptions(head=True)).widened({"head": 0.1, "0.qkv": 0.4, "0.down": 0.2}, 0.0)
+    assert whole is not None and whole.wide == (("0.qkv", "as it was"), ("head", "as it was"))
+    assert not whole.options.head and whole.widened({"0.down": 0.2}, 0.5) is None
     tensors = {name: {f"blk.{name}": "Q4_K"} for name in ERRORS}
     plan = GGUFPlan(GGUFOptions("Q4_K_S"), tensors, {"output.weight": "Q6_K"})
     once = plan.widened(ERRORS, 0.6)

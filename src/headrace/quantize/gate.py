@@ -14,7 +14,7 @@ from headrace.evaluation.measures import Agreement, Divergence
 from headrace.evaluation.quality import Limits
 from headrace.gguf.types import TYPES
 from headrace.quantize.gguf.run import GGUFOptions
-from headrace.quantize.options import QuantizeOptions, Report
+from headrace.quantize.options import HEAD, QuantizeOptions, Report
 
 ROUNDS = 8
 _AIM = 0.8
@@ -52,15 +52,19 @@ class FolderPlan:
         return tuple((name, "as it was") for name in self.options.keep)
 
     def widened(self, errors: Mapping[str, float], part: float) -> Self | None:
-        if len(errors) < 2:
-            return None  # a model with nothing quantised is the model itself
         kept, left, whole = list(self.options.keep), _squares(errors), _squares(errors)
-        for name in sorted(errors, key=lambda one: -errors[one])[:-1]:
+        within = sorted((name for name in errors if name != HEAD), key=lambda one: -errors[one])
+        may = {*within[:-1], HEAD}  # a model with nothing quantised is the model itself
+        worst = sorted(may.intersection(errors), key=lambda one: (-errors[one], one))
+        if not worst:
+            return None
+        for name in worst:
             if left <= part * whole:
                 break
             kept.append(name)
             left -= errors[name] ** 2
-        return replace(self, options=replace(self.options, keep=tuple(kept)))
+        head = self.options.head and HEAD not in kept
+        return replace(self, options=replace(self.options, keep=tuple(kept), head=head))
 
 
 @dataclass(frozen=True, slots=True)

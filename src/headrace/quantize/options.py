@@ -13,6 +13,9 @@ from headrace.quantize.methods import METHODS
 from headrace.quantize.scheme import BITS
 from headrace.quantize.smoothquant import STRENGTH
 
+HEAD = "head"
+"""Its name among the errors of a report."""
+
 
 @dataclass(frozen=True, slots=True)
 class Width:

@@ -36,7 +36,7 @@ from headrace.quantize.hessians import Hessians
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import check_finite, floats_of
 from headrace.quantize.methods import Inputs
-from headrace.quantize.options import QuantizeOptions, Report
+from headrace.quantize.options import HEAD, QuantizeOptions, Report
 from headrace.quantize.walk import Progress, Segment, Steps, Walk
 
 _INDEX = "model.safetensors.index.json"
@@ -118,10 +118,10 @@ class _Run:
             if walk is not None and (number + 1 < len(job.segments) or self._head):
                 walk.advance(weights, self._steps.advance)
         if self._head:
-            done = self._layers.get("head")
+            done = self._layers.get(HEAD)
             if done is None:
                 done = self._write_head()
-                self._finished("head", done)
+                self._finished(HEAD, done)
             self._steps.skip(walk.batches if walk else 0)
             errors |= done
         return self._finish(errors)
@@ -164,7 +164,7 @@ class _Run:
             hessians.record(head.name, [self._walk.states(weights)])
         tensors, errors = self._encode([head], weights, hessians)
         write_tensors(self._folder / self._shards[len(self._job.segments)], tensors)
-        return {"head": errors[head.name]}
+        return {HEAD: errors[head.name]}
 
     def _rotate(self, segment: Segment, weights: Weights) -> None:
         if segment.layer is None:
