@@ -126,6 +126,18 @@ def test_the_page_names_every_option_that_decided_what_was_written(
         assert word in page, word
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("-o .", "name a folder"), ("-o out --eval --eval-data none.txt", "cannot read none.txt")],
+)
+def test_what_cannot_end_well_is_refused_before_the_work(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["quantize", "tale", "--samples", "1", "--length", "8", *words.split()]) == 1
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("format", ["gguf:Q4_0", "compressed-tensors"])
 def test_the_command_widens_and_writes_its_page(

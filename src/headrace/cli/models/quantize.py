@@ -66,6 +66,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from headrace.evaluation.documents import read_records
     from headrace.models.source import HubOptions, resolve_model
     from headrace.models.stored import stored_spec
     from headrace.plan.units import format_bytes
@@ -77,6 +78,10 @@ def run(args: argparse.Namespace) -> int:
     asked = parsed(args)
     if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
         raise ConfigError(f"{args.output} is there already: name a folder that is not")
+    if args.output.name in ("", ".."):
+        raise ConfigError(f"{args.output} has no name of its own: name a folder that is not there yet")
+    if args.eval_data is not None:
+        read_records(args.eval_data)  # it is read again after the work
     folder = args.output
     if packed := args.format == PACKED:  # the kernels' form is made of a folder of codes, which is made first
         _check_kernels(args)
