@@ -85,6 +85,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         )),
         lengths("Tokens a step", "iteration_tokens_total"),
         Panel("Preemptions", "ops", ((rate("num_preemptions"), "preemptions"),)),
+        Panel("KV tokens evicted", "ops", ((rate("kv_evicted_tokens"), "tokens"),)),
         Panel("State", "short", ((gauge("engine_state", "state"), "{{state}}"),), stacked=True),
         Panel("Restarts", "short", ((gauge("engine_restarts_total"), "restarts"),), "stat"),
         Panel("Set-up", "short", ((f"headrace:cache_config_info{MODEL}", ""),), "table"),

@@ -168,7 +168,9 @@ async def tokens_meanwhile(client: ProcessClient, tokenizer: Tokenizer) -> int:
         tokens += sum(len(output.tokens) for output in step)
     client.abort("neighbour")
     outcomes = await others
-    assert sum(isinstance(outcome, InvalidParams) for outcome in outcomes) in (0, 2)
+    assert (
+        sum(isinstance(outcome, InvalidParams) for outcome in outcomes) <= 2
+    )  # a heavy one may be refused for its time
     return tokens
 
 
