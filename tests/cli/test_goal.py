@@ -24,7 +24,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_inspect_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "tale", "--for", "latency", "--max-num-seqs", "5"]) == 0
     text = capsys.readouterr().out
-    assert "--for latency, by assumed rates" in text and "5 requests at once" in text
+    assert "--for latency, by assumed rates" in text and "up to 5 at once" in text
     lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
     assert "for latency: " in lines["step_time_budget"] and " auto " in lines["step_time_budget"]
     assert "asked for" in lines["max_num_seqs"] and "for latency" not in lines["max_num_seqs"]

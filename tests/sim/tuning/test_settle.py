@@ -13,9 +13,12 @@ from headrace.errors import ConfigError
 from headrace.plan.hardware import Hardware
 from headrace.sim.planner.model import PlannedModel, open_model
 from headrace.sim.planner.speed import Speeds
+from headrace.sim.tuning.choose import MARGIN
+from headrace.sim.tuning.formula import SLOWER, Formula
 from headrace.sim.tuning.goal import Goal
-from headrace.sim.tuning.settle import SLOWER, Settled, settle
-from tests.sim.tuning.machines import FAST, SLOW, WIDE
+from headrace.sim.tuning.settle import Settled, settle
+from headrace.sim.tuning.trials import LOW_REQUESTS, MOST_WORK, Settings, SpentError, Trials
+from tests.sim.tuning.machines import FAST, SLOW, WIDE, machine_of
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,8 @@ def settled(
     goal: str, model: PlannedModel, hardware: Hardware = SLOW, native: bool = True, **options: Any
 ) -> Settled:
     config = EngineConfig(model.name, **options)
-    return settle(config, options, Goal.parse(goal), model, hardware, Speeds(), "a test", native=native)
+    machine = machine_of(hardware, native)
+    return settle(config, options, Goal.parse(goal), model, hardware, Speeds(), "a test", machine)
 
 
 def test_goals() -> None:
@@ -47,11 +51,10 @@ def test_latency_bounds_the_batch_by_the_time_of_a_step(small: PlannedModel) -> 
     found = settled("latency", small)
     config, point = found.config, found.point
     assert config.max_num_seqs == point.batch and config.step_time_budget == "auto"
-    assert config.speculative is not None or "verifying costs" in found.reasons["speculative"]
     alone = settled(
         "latency", small, max_num_seqs=1, kv_cache_dtype="int8" if config.kv_cache_dtype == "int8" else "auto"
     )
-    assert point.decode_s <= SLOWER * alone.point.decode_s * 1.01
+    assert point.decode_s <= SLOWER * alone.point.decode_s * 1.2
     assert {choice.name for choice in found.choices} == {
         "max_num_seqs", "kv_cache_dtype", "max_num_batched_tokens", "step_time_budget", "speculative",
     }  # fmt: skip
@@ -70,7 +73,7 @@ def test_drafts_follow_from_what_verifying_costs(small: PlannedModel) -> None:
     assert settled("latency", small, WIDE).config.speculative == "auto"
     compute_bound = replace(SLOW, bandwidth=4e12)
     found = settled("throughput", small, compute_bound)
-    assert found.config.speculative is None and "verifying costs" in found.reasons["speculative"]
+    assert found.config.speculative is None and "drafts would have 0." in found.reasons["speculative"]
 
 
 def test_a_promise_is_kept_with_the_most_requests(small: PlannedModel) -> None:
@@ -133,3 +136,27 @@ def test_what_a_config_excludes_is_not_chosen(small: PlannedModel, options: dict
         config = settled(goal, small, WIDE, **options).config
         assert config.step_time_budget == "off"
         assert config.max_num_batched_tokens is None  # whole prompts must fit into a step
+
+
+def test_the_simulation_decides_where_the_formula_differs(small: PlannedModel) -> None:
+    """By the formula 32 sequences bring most; each request that joins stalls them, as a whole queue shows."""
+    config, goal = EngineConfig(small.name), Goal.parse("throughput")
+    formula = Formula(config, frozenset(), goal, small, SLOW, Speeds(), True)
+    guess, found = formula.guess(), settled("throughput", small)
+    assert found.chosen is not None
+    taken = [one for one in found.chosen.tried if one.taken and one.name == "max_num_seqs"]
+    assert taken and found.config.max_num_seqs == taken[-1].value != guess.settings.max_num_seqs
+    assert (taken[-1].gain or 0) >= MARGIN
+    assert formula.point(found.chosen.outcome.settings).output_per_s < guess.point.output_per_s
+    assert f"by simulation of {found.chosen.requests:,} requests" in found.describe()[0]
+
+
+def test_equal_machines_get_equal_settings_for_bounded_work(small: PlannedModel) -> None:
+    trials = Trials(EngineConfig(small.name), small.spec, machine_of(SLOW), Speeds().profile_of(SLOW))
+    settings = Settings(4, "auto", 512, "auto", None)
+    first = trials.at_low_rate(settings, 0.5)
+    assert first == trials.at_low_rate(settings, 0.5) and trials.requests == 2 * LOW_REQUESTS
+    with pytest.raises(SpentError):
+        while True:
+            trials.full(settings)
+    assert MOST_WORK <= trials.work < 1.01 * MOST_WORK

@@ -1,4 +1,4 @@
-"""The option `--for`: settings that follow from a goal, by the cost model and this machine's profile."""
+"""The option `--for`: settings that follow from a goal, by simulation on this machine's profile."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def add_goal_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for", dest="goal", metavar="GOAL",
-        help="settle batch, steps, KV type and speculation for latency, throughput, or mean times in seconds such as "
-        "ttft=0.3,tpot=0.03, by the profile of `headrace calibrate`; options that are given stay",
+        help="settle batch, steps, KV type and speculation for latency, throughput, or times in seconds that 90 %% of "
+        "requests keep, such as ttft=0.3,tpot=0.03, by simulation on the profile of `headrace calibrate`; options that "
+        "are given stay",
     )  # fmt: skip
 
 
@@ -37,8 +38,9 @@ def settled_for(args: argparse.Namespace, config: EngineConfig) -> Settled | Non
     goal = Goal.parse(args.goal)
     model = open_model(config.model)
     hardware, profile, words = machine_here(config)
-    native = bool(this_machine().kernels) and config.ops_force not in ("torch", "reference")
-    return settle(config, engine_options(args), goal, model, hardware, Speeds(profile), words, native=native)
+    machine = this_machine()
+    machine = replace(machine, cores=min(config.num_threads or machine.cores, machine.cores))
+    return settle(config, engine_options(args), goal, model, hardware, Speeds(profile), words, machine)
 
 
 def machine_here(config: EngineConfig) -> tuple[Hardware, Profile | None, str]:

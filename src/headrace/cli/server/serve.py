@@ -37,7 +37,7 @@ examples:
   headrace serve ./my-model --port 9000 --served-model-name my-model
   headrace serve tale --kv-cache-memory 2GB --max-num-seqs 32
   headrace serve tale --for latency                       batch, steps, KV type and drafts for a goal
-  headrace serve tale --for ttft=0.3,tpot=0.03            the same for mean times in seconds
+  headrace serve tale --for ttft=0.3,tpot=0.03            the same for times that 90 % of requests keep
   headrace serve tale --host 0.0.0.0 --api-key-file keys.toml     for others, with keys: see docs/serving.md
 
 Then, from anything that speaks the OpenAI API:

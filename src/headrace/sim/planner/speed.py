@@ -175,11 +175,12 @@ class Speeds:
             if key not in self._works:
                 self._works[key] = stored.work()
             self._costs[priced] = CostModel(
-                self._works[key], self._profile_of(hardware), tp=footprint.placement.tp
+                self._works[key], self.profile_of(hardware), tp=footprint.placement.tp
             )
         return Speed(footprint, self._costs[priced])
 
-    def _profile_of(self, hardware: Hardware) -> Profile:
+    def profile_of(self, hardware: Hardware) -> Profile:
+        """Measured, or of the data sheet."""
         if hardware.name == THIS and self._profile is not None:
             return self._profile
         if hardware.name not in self._profiles:

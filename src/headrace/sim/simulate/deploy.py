@@ -21,6 +21,7 @@ from headrace.plan.draft_methods import NGRAM
 from headrace.plan.hardware import Hardware, Machine, this_machine
 from headrace.plan.hardware_table import THIS
 from headrace.plan.kv import streaming_spec
+from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.scheduling import scheduler_config
 from headrace.program.lower import lower
 from headrace.sim.cost import CostModel
@@ -110,20 +111,41 @@ def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
     profile, assumed = Profile.of_hardware(hardware), "its data sheet"
     if here:
         profile, assumed = profile_here(resolved.kernels, resolved.num_threads)
+    work = model_work(spec, resolved) if weights is None else weights.work()
+    format = resolved.quantization if weights is None else weights.format
+    cost = CostModel(work, profile, tp=hardware.count)
+    return _deployment(hardware.label, spec, resolved, cost, format, assumed)
+
+
+def deploy_spec(config: EngineConfig, stored: ModelSpec, machine: Machine, profile: Profile) -> Deployment:
+    """The engine that `config` gives on one CPU machine with this profile, for a model whose spec is known.
+
+    Raises ConfigError where it does not fit or an option is wrong.
+    """
+    resolved = resolve(config, with_context(stored, config.max_model_len), machine)
+    spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
+    cost = CostModel(model_work(stored, resolved), profile)
+    return _deployment(THIS, spec, resolved, cost, resolved.quantization, f"the profile of {profile.name}")
+
+
+def _deployment(
+    hardware: str,
+    spec: ModelSpec,
+    resolved: ResolvedConfig,
+    cost: CostModel,
+    format: str | None,
+    assumed: str,
+) -> Deployment:
+    """format: that of the weights, as `--quantization` takes it."""
     return Deployment(
-        name=config.model,
-        hardware=hardware.label,
+        name=resolved.model,
+        hardware=hardware,
         scheduler=scheduler_config(resolved, spec.vocab_size),
         groups=resolved.kv_groups,
         prefix_caching=resolved.enable_prefix_caching,
-        cost=CostModel(
-            model_work(spec, resolved) if weights is None else weights.work(), profile, tp=hardware.count
-        ),
-        profile=profile,
-        settings={
-            **{name: getattr(resolved, name) for name in _SETTINGS},
-            "quantization": resolved.quantization if weights is None else weights.format,
-        },
+        cost=cost,
+        profile=cost.profile,
+        settings={**{name: getattr(resolved, name) for name in _SETTINGS}, "quantization": format},
         assumed=assumed,
     )
 

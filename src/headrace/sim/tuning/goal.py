@@ -17,7 +17,7 @@ _TIMES = ("ttft", "tpot")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`ttft_s`, `tpot_s`: mean times of a promise, in seconds; None: no limit."""
+    """`ttft_s`, `tpot_s`: times of a promise in seconds, which 90 % of the requests keep; None: no limit."""
 
     kind: Literal["latency", "throughput", "promise"]
     ttft_s: float | None = None
