@@ -54,7 +54,7 @@ def test_latency_bounds_the_batch_by_the_time_of_a_step(small: PlannedModel) -> 
     alone = settled(
         "latency", small, max_num_seqs=1, kv_cache_dtype="int8" if config.kv_cache_dtype == "int8" else "auto"
     )
-    assert point.decode_s <= SLOWER * alone.point.decode_s * 1.2
+    assert point.decode_s <= SLOWER * alone.point.decode_s * 1.01
     assert {choice.name for choice in found.choices} == {
         "max_num_seqs", "kv_cache_dtype", "max_num_batched_tokens", "step_time_budget", "speculative",
     }  # fmt: skip
@@ -62,6 +62,7 @@ def test_latency_bounds_the_batch_by_the_time_of_a_step(small: PlannedModel) -> 
     assert len(lines) == 6 and "TTFT" in lines[0] and all(choice.why for choice in found.choices)
 
 
+@pytest.mark.long
 def test_throughput_takes_larger_batches_than_latency(small: PlannedModel) -> None:
     wide, narrow = settled("throughput", small, WIDE), settled("latency", small, WIDE)
     assert (wide.config.max_num_seqs or 0) > (narrow.config.max_num_seqs or 0)
@@ -73,7 +74,7 @@ def test_drafts_follow_from_what_verifying_costs(small: PlannedModel) -> None:
     assert settled("latency", small, WIDE).config.speculative == "auto"
     compute_bound = replace(SLOW, bandwidth=4e12)
     found = settled("throughput", small, compute_bound)
-    assert found.config.speculative is None and "drafts would have 0." in found.reasons["speculative"]
+    assert found.config.speculative is None and "speculation gives 0." in found.reasons["speculative"]
 
 
 def test_a_promise_is_kept_with_the_most_requests(small: PlannedModel) -> None:
@@ -130,6 +131,7 @@ def test_where_only_floats_are_kept_int8_is_not_chosen(small: PlannedModel) -> N
     assert found.config.kv_cache_dtype == "auto" and "kv_cache_dtype" not in found.reasons
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"kv_cache": False}, {"enable_chunked_prefill": False}])
 def test_what_a_config_excludes_is_not_chosen(small: PlannedModel, options: dict[str, Any]) -> None:
     for goal in ("latency", "throughput"):
@@ -149,6 +151,21 @@ def test_the_simulation_decides_where_the_formula_differs(small: PlannedModel) -
     assert (taken[-1].gain or 0) >= MARGIN
     assert formula.point(found.chosen.outcome.settings).output_per_s < guess.point.output_per_s
     assert f"by simulation of {found.chosen.requests:,} requests" in found.describe()[0]
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        "latency",
+        pytest.param("throughput", marks=pytest.mark.long),
+        pytest.param("ttft=1.5,tpot=0.1", marks=pytest.mark.long),
+    ],
+)
+def test_a_goal_is_settled_alike_twice(small: PlannedModel, goal: str) -> None:
+    first = settled(goal, small)
+    assert first.chosen is not None and first.chosen.requests > 0
+    again = settled(goal, open_model("shape:smollm2-135m"))
+    assert again == first and again.describe() == first.describe()
 
 
 def test_equal_machines_get_equal_settings_for_bounded_work(small: PlannedModel) -> None:

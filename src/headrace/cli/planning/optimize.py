@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.sim.planner.model import open_model
     from headrace.sim.planner.speed import Speeds, Traffic
     from headrace.sim.tuning.checklist import checklist
-    from headrace.sim.tuning.settle import USUAL
+    from headrace.sim.tuning.formula import USUAL
 
     check_range("rate", args.rate, 1e-6, 1e6)
     check_range("prompt-tokens", args.prompt_tokens, 1, 100_000_000)

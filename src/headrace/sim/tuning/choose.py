@@ -35,11 +35,14 @@ EXPECTED = (1 - ACCEPTANCE ** (DRAFTS + 1)) / (1 - ACCEPTANCE)
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A value that was simulated in place of the chosen one of that time. gain: what it brought; of a promise None
-    where it did not keep it at the rate asked of it, for the reason `broken`."""
+    """A value that was simulated in place of `before`, the chosen one of that time. gain: its figure over that of
+    `before`; None where it does not fit, or does not keep a promise at `rate` requests a second, for the reason
+    `broken`."""
 
     name: str
     value: Any
+    before: Any
+    rate: float | None
     gain: float | None
     broken: str | None
     taken: bool
@@ -134,17 +137,20 @@ class Chooser:
 
     def _against(self, best: Outcome, name: str, value: Any, worth: float) -> Outcome:
         settings = best.settings.vary(**{name: value})
+        before = getattr(best.settings, name)
         if name == "max_num_seqs":
             settings = self._with_batch(settings)
+        if name == "kv_cache_dtype" and self._goal.kind == LATENCY and self._formula.open.max_num_seqs:
+            settings = self._with_batch(settings.vary(max_num_seqs=self._formula.latency_batch(value)))
         try:
             self._trials.check(settings)
         except ConfigError as error:
-            self._tried.append(Tried(name, value, None, str(error), False))
+            self._tried.append(Tried(name, value, before, None, None, str(error), False))
             return best
         found = self._compare(settings, best, worth)
         gain = None if found.broken is not None else self._score(found) / self._score(best)
         taken = gain is not None and gain >= worth
-        self._tried.append(Tried(name, value, gain, found.broken, taken))
+        self._tried.append(Tried(name, value, before, found.rate, gain, found.broken, taken))
         return found if taken else best
 
     def _with_batch(self, settings: Settings) -> Settings:
@@ -214,7 +220,7 @@ class Chooser:
         if settings.speculative is not None:
             most *= EXPECTED
         if rate > max(most, ALONE):
-            why = f"requests come faster than they are served: at most {most:.3g} a second"
+            why = f"at most {most:.3g} a second are served"
             return Outcome(settings, rate, math.inf, math.inf, math.inf, 0.0, why)
         return self._trials.at_rate(settings, rate, self._promise)
 

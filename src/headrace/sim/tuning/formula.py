@@ -96,6 +96,11 @@ class Formula:
         room = max(1, self.by_type[kv].footprint.largest_batch(self.traffic.context))
         return min(MOST_BATCH, room, self.config.max_num_batched_tokens or MOST_BATCH)
 
+    def latency_batch(self, kv: str) -> int:
+        """The largest batch whose step takes at most SLOWER times that of one sequence."""
+        points = self._points(self.by_type[kv])
+        return [one for one in points if one.decode_s <= SLOWER * points[0].decode_s][-1].batch
+
     def slower(self, point: Point, kv: str) -> float:
         """How many times longer a step takes than that of one sequence."""
         return point.decode_s / self.by_type[kv].decode_s(1, self.traffic.mean_context)
@@ -140,7 +145,8 @@ class Formula:
         """The steady state of the best batch; None where no batch keeps the promise."""
         points = self._points(self.by_type[kv])
         if self.goal.kind == LATENCY:
-            return [one for one in points if one.decode_s <= SLOWER * points[0].decode_s][-1]
+            most = self.latency_batch(kv)
+            return next(one for one in points if one.batch == most)
         if self.goal.kind == PROMISE:
             points = [one for one in points if self._keeps(one)]
         best = max((one.output_per_s for one in points), default=0.0)

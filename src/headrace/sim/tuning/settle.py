@@ -24,6 +24,8 @@ from headrace.sim.tuning.trials import ALONE, SHARE, Outcome, Settings, SpentErr
 
 FORMATS = ("int8", "int4")
 """Formats of weights that a refused promise may be kept with."""
+EQUAL = 0.005
+"""Figures that differ by less are said to be about the same."""
 ROOM = 1.02
 """The nearest promise leaves so much room."""
 
@@ -135,7 +137,7 @@ def _choices(formula: Formula, guess: Guess, settings: Settings, chosen: Chosen 
     if free.max_num_seqs:
         slower = formula.slower(point, kv)
         times = f"a step takes {1e3 * point.decode_s:.3g} ms, {slower:.2g} times that of one sequence"
-        if formula.goal.kind == LATENCY:
+        if formula.goal.kind == LATENCY and point.batch < formula.most_batch(kv):
             times += f"; more would make each wait longer than {SLOWER:g} times"
         yield choice("max_num_seqs", times)
     if free.kv_cache_dtype:
@@ -145,7 +147,8 @@ def _choices(formula: Formula, guess: Guess, settings: Settings, chosen: Chosen 
     if free.max_num_batched_tokens:
         why = "while nobody decodes; else the step time budget cuts prompts"
         if formula.goal.kind == THROUGHPUT:
-            why = "the smallest step that computes prompts at 99 % of the best rate"
+            kept = settings.max_num_batched_tokens == guess.settings.max_num_batched_tokens
+            why = "the smallest step that computes prompts at 99 % of the best rate" if kept else ""
         yield choice("max_num_batched_tokens", why)
     if free.step_time_budget:
         yield choice("step_time_budget", _why_budget(formula, settings))
@@ -158,16 +161,24 @@ def _choices(formula: Formula, guess: Guess, settings: Settings, chosen: Chosen 
 
 
 def _said(goal: Goal, tried: Tried) -> str:
-    """What another value brought, or what was there before."""
-    value = "auto" if tried.value is None and tried.name != "speculative" else tried.value
-    name = "drafts" if tried.value == "auto" and tried.name == "speculative" else f"{value}"
-    name = "no drafts" if tried.name == "speculative" and tried.value is None else name
+    """How the value that was left compares with the one that was taken."""
+    left, kept = (tried.before, tried.value) if tried.taken else (tried.value, tried.before)
+    name, other = _named(tried.name, left), _named(tried.name, kept)
     if tried.gain is None:
-        return f"{name} would not do: {tried.broken}"
+        where = "" if tried.rate in (None, ALONE) else f" at {tried.rate:.3g} requests/s"
+        return f"{name} would not do{where}: {tried.broken}"
     what = {THROUGHPUT: "the tokens/s", LATENCY: "the speed of answers", PROMISE: "the rate"}[goal.kind]
-    if tried.taken:
-        return f"{name} has {tried.gain:.2f} times {what} of the value before"
-    return f"{name} would have {tried.gain:.2f} times {what}"
+    gain = 1 / tried.gain if tried.taken else tried.gain
+    if abs(gain - 1) < EQUAL:
+        return f"{name} gives about {what} of {other}"
+    little = ", too little to take it" if gain > 1 else ""
+    return f"{name} gives {gain:.2f} times {what} of {other}{little}"
+
+
+def _named(name: str, value: Any) -> str:
+    if name == "speculative":
+        return "no speculation" if value is None else "speculation"
+    return "auto" if value is None else f"{value}"
 
 
 def _why_budget(formula: Formula, settings: Settings) -> str:
@@ -175,7 +186,7 @@ def _why_budget(formula: Formula, settings: Settings) -> str:
     if not formula.chunked:
         return "prompts are not cut into chunks"
     if settings.step_time_budget == "off":
-        return "large chunks are fastest, and streams may wait for them"
+        return "no prompt is cut to keep streams even, which may wait for it"
     if settings.step_time_budget == "auto" or goal.tpot_s is None:
         return "prompts cost streams about one more step"
     if isinstance(settings.step_time_budget, float) and settings.step_time_budget > goal.tpot_s:

@@ -24,8 +24,8 @@ from headrace.sim.tuning.gains import ACCEPTANCE, DRAFTS
 from headrace.sim.workload.arrivals import Arrivals
 from headrace.sim.workload.sessions import Workload
 
-MOST_WORK = 200_000
-"""Of all simulations of one choice: tokens, and STEP for each step. About 2 s of one core."""
+MOST_WORK = 120_000
+"""Of all simulations of one choice: tokens, and STEP for each step. About 1.5 s of one core."""
 STEP = 4
 """A step costs the simulator as much as so many tokens."""
 SHARE = 0.9
@@ -119,13 +119,16 @@ class Trials:
         return self._run(settings, self._simulation(settings, Arrivals(rate), LOW_REQUESTS), rate, None)
 
     def at_rate(self, settings: Settings, rate: float, promise: Promise) -> Outcome:
-        """A load that comes at random at this rate, or requests that are ALONE. It ends as soon as the promise is
-        broken whatever comes. Raises SpentError."""
-        count, run = min(MOST, max(FEWEST, 2 * settings.max_num_seqs)), settings
+        """A load that comes at random at this rate: it ends as soon as the promise is broken whatever comes, so that
+        the times of a broken one are of its first requests. ALONE, all requests are answered. Raises SpentError."""
         if rate == ALONE:  # no step has prompts beside streams, so that a time budget says nothing
-            count, run = LOW_REQUESTS, settings.vary(step_time_budget="off")
-        simulation = self._simulation(run, Arrivals(rate), count, promise)
-        found = self._run(settings, simulation, rate, lambda tally: promise.is_lost(tally, count))
+            run = settings.vary(step_time_budget="off")
+            simulation = self._simulation(run, Arrivals(rate), LOW_REQUESTS, promise)
+            found = self._run(settings, simulation, rate, None)
+        else:
+            count = min(MOST, max(FEWEST, 2 * settings.max_num_seqs))
+            simulation = self._simulation(settings, Arrivals(rate), count, promise)
+            found = self._run(settings, simulation, rate, lambda tally: promise.is_lost(tally, count))
         return replace(found, broken=promise.broken(simulation.tally))
 
     # ---- one run ----
