@@ -70,6 +70,7 @@ def test_throughput_takes_larger_batches_than_latency(small: PlannedModel) -> No
     assert wide.config.step_time_budget == "off"
 
 
+@pytest.mark.long
 def test_drafts_follow_from_what_verifying_costs(small: PlannedModel) -> None:
     assert settled("latency", small, WIDE).config.speculative == "auto"
     compute_bound = replace(SLOW, bandwidth=4e12)
@@ -85,6 +86,7 @@ def test_a_promise_is_kept_with_the_most_requests(small: PlannedModel) -> None:
     assert (tighter.config.max_num_seqs or 0) < (found.config.max_num_seqs or 0)
 
 
+@pytest.mark.long
 def test_a_time_budget_above_the_promise_says_so(small: PlannedModel) -> None:
     alone = settled("latency", small, max_num_seqs=1).point
     goal = 1.01 * alone.tpot_s
@@ -168,6 +170,7 @@ def test_a_goal_is_settled_alike_twice(small: PlannedModel, goal: str) -> None:
     assert again == first and again.describe() == first.describe()
 
 
+@pytest.mark.long
 def test_equal_machines_get_equal_settings_for_bounded_work(small: PlannedModel) -> None:
     trials = Trials(EngineConfig(small.name), small.spec, machine_of(SLOW), Speeds().profile_of(SLOW))
     settings = Settings(4, "auto", 512, "auto", None)

@@ -188,7 +188,15 @@ class Chooser:
         return found if found.broken is not None or rate == ALONE else self._raised(found)
 
     def _highest(self, settings: Settings) -> Outcome:
-        """The highest rate within the promise, or requests that are alone."""
+        """The highest rate within the promise, or requests that are alone: also where no work is left for a rate."""
+        alone = self._alone(settings)
+        try:
+            return self._searched(settings) or alone
+        except SpentError:
+            return alone
+
+    def _searched(self, settings: Settings) -> Outcome | None:
+        """A rate within the promise, from the formula's on; None where it has to be lower than what is tried."""
         found = self._at_rate(settings, self._first_rate)
         if found.broken is None:
             return self._raised(found)
@@ -199,7 +207,7 @@ class Chooser:
             if found.broken is None:
                 between = self._at_rate(settings, (rate * beyond) ** 0.5)
                 return found if between.broken is not None else between
-        return self._alone(settings)
+        return None
 
     def _raised(self, found: Outcome) -> Outcome:
         """On from a rate within the promise."""
