@@ -103,7 +103,7 @@ def test_every_call_follows_its_schema(model: Model, parallel: bool) -> None:
 def test_without_strict_the_same_model_breaks_the_schema(model: Model) -> None:
     """The grammar of the other tool sees to it that there are calls at all."""
     broken = 0
-    for seed in range(4):
+    for seed in range(16):
         answer = model.chat(seed=seed, n=8, tools=tools(paint=False, ring=True))
         for choice in answer.choices:
             for name, arguments in calls_of(choice):
