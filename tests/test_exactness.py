@@ -8,7 +8,7 @@ Before every step the free KV blocks are filled with NaN: a sequence depends on 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -171,6 +171,15 @@ def requests_for(count: int = 7, seed: int = 0, n: int = 1, max_tokens: int = 40
         params = replace(params, n=n if index % 2 else 1, max_tokens=max_tokens, ignore_eos=True)
         made.append(NewRequest(f"request-{index}", prompt, params))
     return made
+
+
+def matrix(kinds: Iterable[str], cases: Iterable[str], usual: Collection[tuple[str, str]]) -> list[object]:
+    """Parameters (kind, case): `usual` ones run each time, the others in the long run."""
+    return [
+        pytest.param(kind, case, id=f"{case}-{kind}", marks=() if (kind, case) in usual else pytest.mark.long)
+        for case in cases
+        for kind in kinds
+    ]
 
 
 @pytest.fixture(scope="module")

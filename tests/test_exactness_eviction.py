@@ -1,5 +1,5 @@
 """What is evicted depends on the request alone: with kv_eviction no token differs between a request by itself and one
-in company, in chunks, after a prefix hit or after a preemption. Requests within the budget have the tokens of an engine
+in a batch, in chunks, after a prefix hit or after a preemption. Requests within the budget have the tokens of an engine
 without eviction. Blocks are whole panels of keys, as attention adds up keys in other spans for others, and a choice of
 tokens shows that.
 """
@@ -16,7 +16,7 @@ from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
 from tests import needs
-from tests.test_exactness import Run, Tokens, alone, requests_for, run
+from tests.test_exactness import Run, Tokens, alone, matrix, requests_for, run
 
 needs.native()
 
@@ -70,15 +70,7 @@ def expected(tiny_models: Mapping[str, str]) -> Callable[..., Tokens]:
     return of
 
 
-def matrix() -> list[object]:
-    return [
-        pytest.param(kind, case, id=f"{case}-{kind}", marks=() if (kind, case) in USUAL else pytest.mark.long)
-        for case in CASES
-        for kind in KINDS
-    ]
-
-
-@pytest.mark.parametrize(("kind", "case"), matrix())
+@pytest.mark.parametrize(("kind", "case"), matrix(KINDS, CASES, USUAL))
 def test_no_token_differs(
     kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest
 from tests import needs
-from tests.test_exactness import Guessing, Run, Tokens, alone, requests_for, run
+from tests.test_exactness import Guessing, Run, Tokens, alone, matrix, requests_for, run
 
 needs.native()
 
@@ -85,15 +85,7 @@ def expected(tiny_models: Mapping[str, str]) -> Callable[..., Tokens]:
     return of
 
 
-def matrix() -> list[object]:
-    return [
-        pytest.param(kind, case, id=f"{case}-{kind}", marks=() if (kind, case) in USUAL else pytest.mark.long)
-        for case in CASES
-        for kind in KINDS
-    ]
-
-
-@pytest.mark.parametrize(("kind", "case"), matrix())
+@pytest.mark.parametrize(("kind", "case"), matrix(KINDS, CASES, USUAL))
 def test_no_token_differs(
     kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
 ) -> None:

@@ -177,7 +177,7 @@ def requests_of(count: int, seed: int, most: int = 38) -> list[NewRequest]:
 
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW)], ids=["full", "with a window"])
 def test_tables_hold_what_stays(groups: tuple[KVGroupSpec, ...]) -> None:
-    """The same tokens alone and in company, with preemption, prefix hits and shared prompts."""
+    """The same tokens alone and in a batch, with preemption, prefix hits and shared prompts."""
     happened: Counter[str] = Counter()
     for seed in range(8):
         requests = requests_of(8, seed)

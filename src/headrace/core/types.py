@@ -150,8 +150,8 @@ class StateSlots:
 @record
 class Observation:
     """A slice whose last `rows` tokens decide which keys stay, see core.eviction. Attention to each key is summed over
-    them, starting anew with the first of them where `fresh`. In a group with `targets` what stays is copied to these
-    blocks."""
+    them; sums start at zero with the first of them where `fresh`. In a group with `targets` what stays is copied to
+    these blocks."""
 
     rows: int
     fresh: bool

@@ -66,7 +66,7 @@ def eviction_bytes(
 ) -> int:
     """Bytes beside the KV cache: the sums of attention of each sequence, and what choosing tokens of one needs.
 
-    None where no sequence of `length` tokens is above the budget.
+    0 where no sequence of `length` tokens is above the budget.
     """
     if length <= sizes.budget:
         return 0

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     _tell(report, bool(texts))
     size = _pack(args, folder) if packed else report.size
     print(
-        f"{args.output}: {format_bytes(size)}, {report.bits:.2f} bits for each of {report.weights:,} weights"
+        f"{args.output}: {format_bytes(size)}, {report.bits:.2f} bits for each of {report.weights:,} quantised weights"
     )
     print(typed(f"Next: `headrace serve {shlex.quote(str(args.output))}`"))
     return 0

@@ -1,1 +1,1 @@
-"""Commands that answer requests: over HTTP, from a file, and the process behind them."""
+"""Commands that answer requests: over HTTP, from a file, and the engine process."""

@@ -124,7 +124,7 @@ def deploy_spec(config: EngineConfig, stored: ModelSpec, machine: Machine, profi
     """
     resolved = resolve(config, with_context(stored, config.max_model_len), machine)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
-    cost = CostModel(model_work(stored, resolved), profile)
+    cost = CostModel(model_work(spec, resolved), profile)
     return _deployment(THIS, spec, resolved, cost, resolved.quantization, f"the profile of {profile.name}")
 
 

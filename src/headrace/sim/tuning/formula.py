@@ -45,12 +45,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """settings: given ones included. point: the steady state of its batch, as the formula sees it. keeps: whether that
-    is within a promise."""
+    """settings: given ones included. point: the steady state of its batch, as the formula sees it."""
 
     settings: Settings
     point: Point
-    keeps: bool
 
 
 class Formula:
@@ -81,11 +79,9 @@ class Formula:
         """The best by the formula; of a promise that it cannot keep, one sequence at a time."""
         chosen = {kv: self._batch(kv) for kv in self.types}
         kept = {kv: point for kv, point in chosen.items() if point is not None}
-        if not kept:
-            kv = self.types[0]
-            return Guess(self._settings(kv, self._points(self.by_type[kv])[0]), self._alone(), False)
-        kv = self._kv(kept)
-        return Guess(self._settings(kv, kept[kv]), kept[kv], True)
+        kv = self._kv(kept) if kept else self.types[0]
+        point = kept[kv] if kept else self._points(kv)[0]
+        return Guess(self._settings(kv, point), point)
 
     def point(self, settings: Settings) -> Point:
         """The steady state of these settings with the batch full."""
@@ -98,7 +94,7 @@ class Formula:
 
     def latency_batch(self, kv: str) -> int:
         """The largest batch whose step takes at most SLOWER times that of one sequence."""
-        points = self._points(self.by_type[kv])
+        points = self._points(kv)
         return [one for one in points if one.decode_s <= SLOWER * points[0].decode_s][-1].batch
 
     def slower(self, point: Point, kv: str) -> float:
@@ -129,21 +125,18 @@ class Formula:
         planned = kv if len(self.types) > 1 else planned_kv(self.config, self.hardware)
         return self.speeds.of(footprint_of(self.model, self.config, self.hardware, planned))
 
-    def _alone(self) -> Point:
-        return self._points(self.by_type[self.types[0]])[0]
-
-    def _points(self, speed: Speed) -> list[Point]:
+    def _points(self, kv: str) -> list[Point]:
         """Of the batches that fit, the given one alone where one is given."""
-        room = max(1, speed.footprint.largest_batch(self.traffic.context))
-        most = min(MOST_BATCH, room, self.config.max_num_batched_tokens or MOST_BATCH)
-        batches = [batch for batch in BATCHES if batch <= most]
         if self.config.max_num_seqs is not None:
             batches = [self.config.max_num_seqs]
-        return [speed.point(batch, self.traffic) for batch in batches]
+        else:
+            most = self.most_batch(kv)
+            batches = [batch for batch in BATCHES if batch <= most]
+        return [self.by_type[kv].point(batch, self.traffic) for batch in batches]
 
     def _batch(self, kv: str) -> Point | None:
         """The steady state of the best batch; None where no batch keeps the promise."""
-        points = self._points(self.by_type[kv])
+        points = self._points(kv)
         if self.goal.kind == LATENCY:
             most = self.latency_batch(kv)
             return next(one for one in points if one.batch == most)

@@ -42,7 +42,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The config with the choices in it. point: what the formula predicts for `traffic` with the batch full. chosen:
-    what the simulation found; None where the engine does not fit, so that the formula alone chose."""
+    what the simulation found; None where the guess does not fit or takes too long to simulate: the formula chose."""
 
     config: EngineConfig
     goal: Goal
@@ -115,7 +115,7 @@ def settle(
     except PromiseBroken as broken:
         raise ConfigError(_refusal(config, goal, broken.nearest, formula, trials)) from None
     except (ConfigError, SpentError):
-        pass  # it does not fit: the engine says by how much when it starts
+        pass  # too large to simulate, or to fit: the engine says by how much when it starts
     settings = guess.settings if chosen is None else chosen.outcome.settings
     point = formula.point(settings)
     choices = tuple(_choices(formula, guess, settings, chosen))
