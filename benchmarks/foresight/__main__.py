@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.foresight.rates import rate_rows
-from benchmarks.foresight.rows import Prediction, rows_table, summary
+from benchmarks.foresight.rows import Prediction, markdown, text
 from benchmarks.foresight.steps import Closed, Subject
 from headrace.bench.calibration.calibrate import calibrate
 from headrace.bench.model.profile import tape_of
@@ -43,12 +43,14 @@ def main() -> None:
                 for row in _rows(name, format_name, profile, args):
                     rows.append(row)
                     if args.json:
-                        text = json.dumps([one.to_json() for one in rows], indent=1)
-                        Path(args.json).write_text(text + "\n", encoding="utf-8")
+                        made = json.dumps([one.to_json() for one in rows], indent=1)
+                        Path(args.json).write_text(made + "\n", encoding="utf-8")
+                    if args.markdown:
+                        Path(args.markdown).write_text(markdown(rows), encoding="utf-8")
     except KeyboardInterrupt:
         print("interrupted: what was measured until then", file=sys.stderr)
     if rows:
-        print(rows_table(rows), summary(rows), sep="\n\n")
+        print(text(rows))
 
 
 def _rows(name: str, format_name: str, profile: Profile, args: argparse.Namespace) -> Iterator[Prediction]:
@@ -103,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-threads", type=int, default=None)
     parser.add_argument("--profile", help="a file that `headrace calibrate --output` wrote")
     parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--markdown", help="write them to this file as Markdown tables")
     return parser
 
 

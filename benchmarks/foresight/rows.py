@@ -9,6 +9,8 @@ from typing import Any
 
 from headrace.plan.report import table
 
+Lines = list[tuple[str, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -45,9 +47,11 @@ class Prediction:
         return asdict(self)
 
 
-def rows_table(rows: Sequence[Prediction]) -> str:
-    """Every row."""
-    lines = [("model", "format", "load", "figure", "measured", "predicted", "error", "corrected", "formula")]
+def rows_lines(rows: Sequence[Prediction]) -> Lines:
+    """The head and a line of every row."""
+    lines: Lines = [
+        ("model", "format", "load", "figure", "measured", "predicted", "error", "corrected", "formula")
+    ]
     for row in rows:
         lines.append(
             (
@@ -56,22 +60,41 @@ def rows_table(rows: Sequence[Prediction]) -> str:
                 "" if row.corrected_error is None else f"{row.corrected_error:+.0%}", f"{row.formula_error:+.0%}",
             )
         )  # fmt: skip
-    return table(lines, right=frozenset({4, 5, 6, 7, 8}))
+    return lines
 
 
-def summary(rows: Sequence[Prediction]) -> str:
-    """Absolute errors by figure and by model: median and the largest of nine tenths of the rows."""
+def summary_lines(rows: Sequence[Prediction]) -> Lines:
+    """The head, and absolute errors by figure and by model: median and the largest of nine tenths of the rows."""
     groups: dict[str, list[Prediction]] = {}
     for row in rows:
         for name in (row.figure, f"{row.model} {row.format}", "all"):
             groups.setdefault(name, []).append(row)
-    lines = [("rows", "count", "median error", "p90", "corrected", "p90", "formula's median", "p90")]
+    lines: Lines = [("rows", "count", "median error", "p90", "corrected", "p90", "formula's median", "p90")]
     for name, group in groups.items():
         errors = [row.error for row in group]
         corrected = [one for row in group if (one := row.corrected_error) is not None]
         plain = [row.formula_error for row in group]
         lines.append((name, str(len(group)), *_shares(errors), *_shares(corrected), *_shares(plain)))
-    return table(lines, right=frozenset(range(1, 8)))
+    return lines
+
+
+def text(rows: Sequence[Prediction]) -> str:
+    """All rows, and the errors of groups of them, for a terminal."""
+    both = (rows_lines(rows), frozenset(range(4, 9))), (summary_lines(rows), frozenset(range(1, 8)))
+    return "\n\n".join(table(lines, right=right) for lines, right in both)
+
+
+def markdown(rows: Sequence[Prediction]) -> str:
+    """The same as two Markdown tables, the errors of groups first."""
+    both = (summary_lines(rows), 1), (rows_lines(rows), 4)
+    return "\n".join(_markdown_table(lines, words) for lines, words in both)
+
+
+def _markdown_table(lines: Lines, words: int) -> str:
+    """Its first columns, so many, are words; the others are numbers."""
+    sides = ["---"] * words + ["---:"] * (len(lines[0]) - words)
+    shown = (lines[0], sides, *lines[1:])
+    return "".join("| " + " | ".join(line) + " |\n" for line in shown)
 
 
 def _shares(errors: Sequence[float]) -> tuple[str, str]:

@@ -15,9 +15,9 @@ from headrace.sim.work import StepShape
 
 PROMPT, OUTPUT = 8, 24
 """Tokens of a request of a closed batch."""
-ROUNDS_S = 20.0
+ROUNDS_S = 40.0
 """Rounds are repeated while they take less."""
-LEAST_ROUNDS, MOST_ROUNDS = 2, 12
+LEAST_ROUNDS, MOST_ROUNDS = 2, 40
 
 
 @dataclass(slots=True)

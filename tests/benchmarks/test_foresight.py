@@ -15,7 +15,7 @@ needs.native()
 
 from benchmarks.foresight import __main__ as command  # noqa: E402
 from benchmarks.foresight import rates, steps  # noqa: E402
-from benchmarks.foresight.rows import Prediction, quantile, summary  # noqa: E402
+from benchmarks.foresight.rows import Prediction, markdown, quantile, text  # noqa: E402
 from headrace.bench.workload import fixed_lengths  # noqa: E402
 from headrace.core.engine import Engine  # noqa: E402
 from headrace.core.policy import SchedulerConfig  # noqa: E402
@@ -29,8 +29,9 @@ def test_errors_are_shares_of_what_was_measured() -> None:
     rows = [Prediction("m", "bf16", f"{size}", "TPOT", 2.0, 2.0 * size, 1.0) for size in (0.9, 1.0, 1.1, 1.3)]
     assert [round(row.error, 3) for row in rows] == [-0.1, 0.0, 0.1, 0.3]
     assert {row.formula_error for row in rows} == {-0.5}
-    text = summary(rows)
-    assert "10.0%" in text and "30.0%" in text and "50.0%" in text
+    for shown in (text(rows), markdown(rows)):
+        assert "10.0%" in shown and "30.0%" in shown and "50.0%" in shown
+    assert "| m | bf16 | 1.3 | TPOT | 2.00 s | 2.60 s | +30% |  | -50% |" in markdown(rows)
     assert quantile([3, 1, 2], 0.5) == 2 and quantile([3, 1, 2], 0.99) == 3
 
 
