@@ -17,18 +17,15 @@ from headrace.gguf.files import GGUFModel
 from headrace.gguf.vocabulary import VOCABULARY_FILE, write_vocabulary
 from headrace.models.generation_config import chosen_defaults
 from headrace.models.identity import weights_identity
-from headrace.models.mtp import find_mtp
 from headrace.models.packed.folder import copy_tokenizer, new_folder, write_configs
 from headrace.models.packed.header import PackedHeader, is_packed, read_header
 from headrace.models.rope import with_context
-from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights, open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.ops.table import DENSE, Selection
-from headrace.plan.draft_methods import AUTO, HISTORY, MTP, NGRAM, draft_methods, draft_model_name
-from headrace.plan.drafts import DraftHeads
+from headrace.plan.draft_methods import HISTORY, NGRAM, draft_methods
 from headrace.plan.hardware import Machine, this_machine
 from headrace.plan.kernels import op_facts
 from headrace.plan.kv import streaming_spec
@@ -44,19 +41,11 @@ from headrace.runner.loading import Stored
 from headrace.runner.model import StepModel, StepSampler
 from headrace.runner.sampling.token_masks import GrammarRunner
 from headrace.speculative.acceptance_samplers import samplers
-from headrace.speculative.auto import found_drafters
 from headrace.speculative.base_model import base_model
 from headrace.speculative.control import Speculation
+from headrace.speculative.drafters import find_drafters
 from headrace.speculative.eagle import EagleMethod
-from headrace.speculative.eagle_layers import eagle_layers
-from headrace.speculative.heads import (
-    MedusaHeads,
-    heads_bytes,
-    heads_folder,
-    is_heads,
-    load_heads,
-    tree_nodes,
-)
+from headrace.speculative.heads import MedusaHeads, load_heads
 from headrace.speculative.history import HistoryMethod
 from headrace.speculative.medusa import MedusaMethod
 from headrace.speculative.method import Method
@@ -112,28 +101,20 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
     source = open_source(source)
     stored = with_context(stored_spec(source), config.max_model_len)
     machine = machine or this_machine()
-    found = None
-    if config.speculative == AUTO:
-        found = found_drafters(source, stored)
-        config = replace(config, speculative=found.drafters)
-    draft = _draft_source(config)
-    drafts = heads = layers = files = None
-    if draft_model_name(config.speculative) == MTP:
-        layers, files = (found and found.mtp) or find_mtp(source, stored)
-    elif isinstance(draft, Path):
-        layers = eagle_layers(draft, stored)
-        if layers is None:
-            heads = DraftHeads(draft.name, heads_bytes(draft), tree_nodes(draft))
-        else:
-            files = StoredWeights(Checkpoint(draft))
-    elif draft is not None:
-        drafts = with_context(stored_spec(draft), config.max_model_len)
+    found = find_drafters(config, source, stored)
+    config = replace(config, speculative=found.option)
     resolved = resolve(
-        config, stored, machine, mapped=mapped or header is not None, draft=drafts, heads=heads, layers=layers
+        config,
+        stored,
+        machine,
+        mapped=mapped or header is not None,
+        draft=found.spec,
+        heads=found.heads,
+        layers=found.layers,
     )
     if header is not None:
         resolved = _explained(resolved, header)
-    if found is not None:
+    if found.why is not None:
         resolved = replace(
             resolved, reasons=tuple(sorted((dict(resolved.reasons) | {"speculative": found.why}).items()))
         )
@@ -146,17 +127,7 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
         facts=op_facts(spec, machine),
         force=resolved.ops_force,
     )
-    return Survey(source, spec, resolved, ledger(spec, resolved), ops, draft, files)
-
-
-def _draft_source(config: EngineConfig) -> ModelSource | Path | None:
-    """The model that `config.speculative` names, or the folder of heads."""
-    name = draft_model_name(config.speculative)
-    if name is None or name == MTP:
-        return None
-    if is_heads(name):
-        return heads_folder(name)
-    return open_source(resolve_model(name, HubOptions(download_dir=config.download_dir)))
+    return Survey(source, spec, resolved, ledger(spec, resolved), ops, found.source, found.files)
 
 
 def _as_packed(config: EngineConfig, header: PackedHeader) -> EngineConfig:

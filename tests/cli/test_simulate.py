@@ -196,7 +196,9 @@ def test_routers_are_those_that_there_are() -> None:
         (["--timeline", "/no/such/folder/x"], "the timeline cannot be written"),
         (["--rate", "1", "2", "--timeline", "x"], "give one --rate"),
         (["--rate", "inf", "--duration", "5"], "takes --num-prompts"),
-        (["--speculative", "smaller"], "use ngram"),
+        (["--speculative", "smaller"], "there is no model 'smaller'"),
+        (["--speculative", "shape:llama-68m"], "both need the same vocabulary"),
+        (["--speculative", "ngram", "--speculative-tree-nodes", "8"], "trees of drafts are not simulated"),
         (["--hardware", "2xl4"], "cannot share the 3 KV heads"),
     ],
 )

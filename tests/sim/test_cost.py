@@ -103,6 +103,9 @@ def test_reach_call_and_step_costs_count() -> None:
         on_gpu("shape:tiny"), plain()
     ).step_s(begun)
     assert more == pytest.approx(0.75 + 3 * 9.0 + 64.0)
+    verified = (SliceShape(3, 7, 3),)  # no prompt ends there
+    plain_s = CostModel(on_gpu("shape:tiny"), plain()).step_s(verified)
+    assert CostModel(on_gpu("shape:tiny"), step).step_s(verified) - plain_s == pytest.approx(0.625 + 2 * 9.0)
     drawn = plain(samples={"greedy": SampleCost(1.0, 0.25, 0.001)})
     assert CostModel(on_gpu("shape:tiny"), drawn).step_s(shape) == pytest.approx(base + 1.5 + 2 * 0.256)
     half = CostModel(on_gpu("shape:tiny"), plain(reach=Reach(0.5, 0.5, 0.5)))

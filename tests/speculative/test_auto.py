@@ -51,7 +51,7 @@ def test_the_layer_of_a_checkpoint_is_looked_for_once(
         calls.append(args)
         return find_mtp(*args)
 
-    for module in ("headrace.build", "headrace.speculative.auto"):
+    for module in ("headrace.speculative.drafters", "headrace.speculative.auto"):
         monkeypatch.setattr(f"{module}.find_mtp", count)
     model = tiny_mtp.write(tmp_path / "model", "deepseek")
     assert chosen(str(model))[0] == "ngram,mtp" and len(calls) == 1

@@ -14,8 +14,9 @@ from headrace.errors import CheckpointError, ConfigError, ModelNotFound
 from headrace.models.families import read_spec
 from headrace.models.source import resolve_model
 from headrace.models.stored import open_source, stored_spec
+from headrace.plan.drafts import DraftHeads
 from headrace.speculative.base_model import BaseModel, base_model, read_ends
-from headrace.speculative.heads import EagleHeads, MedusaHeads, heads_folder, load_heads
+from headrace.speculative.heads import EagleHeads, MedusaHeads, describe_heads, heads_folder, load_heads
 from tests.gguf_files import write_gguf
 from tests.places import BUNDLED, TALE
 from tests.speculative.heads_folders import (
@@ -41,8 +42,11 @@ def test_medusa_heads_are_read_as_written(tmp_path: Path) -> None:
     config = section(
         "medusa", accuracy=[[0.5, 0.6, 0.7, 0.8]] * 2, tree=TREE, tree_shares=[0.5, 0.2, 0.2, 0.1]
     )
-    found = load_heads(write(tmp_path, config, tensors), BASE)
+    folder = write(tmp_path, config, tensors)
+    found = load_heads(folder, BASE)
     assert isinstance(found, MedusaHeads)
+    size = sum(4 * one.size for one in tensors.values())
+    assert describe_heads(folder) == DraftHeads(folder.name, size, nodes=4, count=2, shared=1)
     for i, ((weight, bias),) in enumerate(found.blocks):
         assert weight.dtype == bias.dtype == np.float32
         np.testing.assert_array_equal(weight, tensors[f"heads.{i}.blocks.0.weight"])
@@ -73,6 +77,8 @@ def test_heads_of_the_medusa_project_are_read(tmp_path: Path, prefix: str) -> No
     folder = write(tmp_path, {"medusa_num_heads": 3, "medusa_num_layers": 1}, tensors)
     found = load_heads(folder, BASE)
     assert isinstance(found, MedusaHeads) and len(found.blocks) == 3 and found.tree == ()
+    planned = describe_heads(folder)
+    assert (planned.nodes, planned.count, planned.shared) == (0, 3, 0)
     np.testing.assert_array_equal(found.blocks[2][0][1], tensors[f"{prefix}2.0.linear.bias"])
     assert found.heads[2] is not None
     np.testing.assert_array_equal(found.heads[2], tensors[f"{prefix}2.1.weight"])

@@ -59,11 +59,17 @@ def draft_program(spec: ModelSpec, layers: DraftLayers | None, kv_dtype: str) ->
 
 @dataclass(frozen=True, slots=True)
 class DraftHeads:
-    """Heads on the model's hidden states that draft for it, what they take in memory, and the nodes of their tree."""
+    """Heads on the model's hidden states that draft for it, what they take in memory, and the nodes of their tree.
+
+    count: heads, each of which drafts one of the tokens to come; shared: those of them that end in the model's head,
+    and have no matrix for it of their own.
+    """
 
     name: str
     bytes: int
     nodes: int = 0
+    count: int = 0
+    shared: int = 0
 
 
 def check_draft(draft: ModelSpec, target: ModelSpec, name: str) -> None:

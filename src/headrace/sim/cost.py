@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout
 from headrace.plan.arena import calls
 from headrace.plan.weights import matrix_bytes
-from headrace.program.lower import lower
 from headrace.program.records import Attention, Op, Program, Rows
 from headrace.program.work import operations_per_pair, operations_per_row, touched
-from headrace.sim.profile import Profile, SampleCost
-from headrace.sim.work import ModelWork, SliceShape, StepShape, decode_shape, visible
+from headrace.sim.profile import Profile, SampleCost, StepCost
+from headrace.sim.work import ModelWork, SliceShape, StepShape, decode_shape, lower_work, visible
 
 _PRODUCTS = ("linear", "logits", "heads_linear", "experts")
 _EXCHANGED_BYTES = 2
@@ -94,19 +92,28 @@ class CostModel:
     """Prices the steps of one model on one machine.
 
     tp: devices that share every layer; the profile's `link` says what exchanging sums costs. sampling: the key of
-    `Profile.samples`.
+    `Profile.samples`. step: what the engine adds to a step, in place of `Profile.step`.
     """
 
-    def __init__(self, work: ModelWork, profile: Profile, *, tp: int = 1, sampling: str = "greedy") -> None:
+    def __init__(
+        self,
+        work: ModelWork,
+        profile: Profile,
+        *,
+        tp: int = 1,
+        sampling: str = "greedy",
+        step: StepCost | None = None,
+    ) -> None:
         """Raises ConfigError for work that does not name its model, or devices that nothing links."""
         if work.spec is None or work.memory is None:
             raise ConfigError("the cost model needs work made by `model_work` or `work_in`")
         if tp > 1 and profile.link is None:
             raise ConfigError(f"the profile of {profile.name} has no link for {tp} devices")
         self.work, self.profile, self.tp = work, profile, tp
-        memory, names = work.memory, weight_names(work.spec)
+        self._step_cost = profile.step if step is None else step
+        memory = work.memory
         native = memory.weights is not None and profile.source == "measured"
-        self._program = lower(work.spec, names, narrow=native)
+        self._program = lower_work(work.spec, work.layers, narrow=native)
         if memory.weights is not None:
             ops = tuple(call.op for call in calls(self._program, memory.weights, memory.kv.dtype))
         else:  # of one type: nothing is encoded
@@ -128,6 +135,11 @@ class CostModel:
         self._sample = profile.samples.get(sampling, SampleCost())
         self._token_s: dict[int, float] = {}
         self._logit_s: dict[int, float] = {}
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of all matrices, on one device."""
+        return self._weight_bytes
 
     # ---- a step ----
 
@@ -174,6 +186,17 @@ class CostModel:
             count = min(size, end - at)
             total += self.step_s((SliceShape(count, at, 1 if at + count == end else 0),))
         return total
+
+    def head_s(self, rows: int) -> float:
+        """Seconds of the head alone, for so many rows."""
+        return self._matrices(("logits",), rows)
+
+    def draw_s(self, logits: int) -> float:
+        """Seconds of drawing a token from each of so many rows."""
+        if not logits:
+            return 0.0
+        cost = self._sample
+        return cost.call_s + logits * (cost.row_s + cost.element_s * self._program.vocab_size)
 
     def formula_s(self, shape: StepShape) -> float:
         """The plain roofline's time of a step: all of its bytes, or all of its operations, at the full rates."""
@@ -232,10 +255,8 @@ class CostModel:
             size = sum(count * width for width, count in self._exchanged.items())
             exchanged = float(rows["tokens"] * size * _EXCHANGED_BYTES)
             add(EXCHANGE, self._exchange_s(rows["tokens"]), exchanged, 0.0, "fixed")
-        add(
-            DRAWN, self._draw_s(rows["logits"]), rows["logits"] * 4.0 * self._program.vocab_size, 0.0, "fixed"
-        )
-        first = sum(part.tokens > 1 and part.logits > 0 for part in shape)
+        add(DRAWN, self.draw_s(rows["logits"]), rows["logits"] * 4.0 * self._program.vocab_size, 0.0, "fixed")
+        first = sum(part.tokens > 1 and _ends_prompt(part) for part in shape)
         add(ENGINE, self._engine_s(rows["tokens"], len(shape), first), 0.0, 0.0, "fixed")
         return tuple(found.values())
 
@@ -253,8 +274,7 @@ class CostModel:
                 total += self._prompt_attention_s(one, part)
         for layout in self._recurrent:
             total += self._state_s(layout, tokens, sequences)[0]
-        # Where a prompt begins says nothing: it may hit the prefix cache. Each has one slice that samples.
-        first = sum(part.logits > 0 for part in prompts)
+        first = sum(map(_ends_prompt, prompts))
         return total + self._engine_s(tokens, sequences, first)
 
     def _tokens(self, tokens: int) -> float:
@@ -269,7 +289,7 @@ class CostModel:
         """Everything that depends on the number of sampled rows alone."""
         known = self._logit_s.get(logits)
         if known is None:
-            known = self._matrices(("selected", "logits"), logits) + self._draw_s(logits)
+            known = self._matrices(("selected", "logits"), logits) + self.draw_s(logits)
             self._logit_s[logits] = known
         return known
 
@@ -384,14 +404,8 @@ class CostModel:
             for width, count in self._exchanged.items()
         )
 
-    def _draw_s(self, logits: int) -> float:
-        if not logits:
-            return 0.0
-        cost = self._sample
-        return cost.call_s + logits * (cost.row_s + cost.element_s * self._program.vocab_size)
-
     def _engine_s(self, tokens: int, sequences: int, prompts: int) -> float:
-        return self.profile.step(tokens, sequences, self._weight_bytes, prompts)
+        return self._step_cost(tokens, sequences, self._weight_bytes, prompts)
 
     # ---- ops as classes ----
 
@@ -452,6 +466,12 @@ class CostModel:
             token_bytes / cut,
             operations_per_pair(op) / self.tp,
         )
+
+
+def _ends_prompt(part: SliceShape) -> bool:
+    """Where a prompt begins says nothing: it may hit the prefix cache. Each has one slice that samples once; one that
+    verifies drafts samples after every token."""
+    return 0 < part.logits < part.tokens
 
 
 def _reach(layout: KVLayout) -> int | None:

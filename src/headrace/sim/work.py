@@ -14,13 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from headrace.core.types import StepPlan
+from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
 from headrace.models.spec import KVLayout, ModelSpec
 from headrace.plan.formats import CODED, MemoryFormat
 from headrace.plan.kv import streaming_spec
 from headrace.plan.resolved import ResolvedConfig
-from headrace.plan.weights import held_bytes, weight_bytes
+from headrace.plan.weights import held_bytes
 from headrace.program.lower import lower
+from headrace.program.lower_layers import lower_layers
 from headrace.program.records import Op, Program, Rows, WeightRef
 from headrace.program.work import operations_per_pair, operations_per_row, touched
 
@@ -103,7 +105,8 @@ class ModelWork:
     experts: of `layer_bytes`, each mixture's (bytes, experts, experts of a token): a step reads those that it needs.
     groups: each KV group's layout with the bytes of one token in it, over all of its layers.
     weight_product, attention_product: the type that products run in, as in roofline.PRODUCTS; other_products: that of
-    weights with another one, by name. spec, memory: what it was made of, for `sim.cost`, if known.
+    weights with another one, by name. spec, memory: what it was made of, for `sim.cost`, if known; layers: those that
+    draft for a model, where it is their work and no whole model's.
     """
 
     program: Program  # lowered with narrow=False: implementations differ in what they leave out
@@ -116,6 +119,7 @@ class ModelWork:
     experts: tuple[tuple[int, int, int], ...] = ()
     spec: ModelSpec | None = None
     memory: MemoryFormat | None = None
+    layers: DraftLayers | None = None
 
     def product(self, op: Op[Any]) -> str:
         """The type that an op with a weight multiplies in."""
@@ -183,14 +187,22 @@ def model_work(spec: ModelSpec, resolved: ResolvedConfig) -> ModelWork:
     return work_in(streaming, resolved.memory_format)
 
 
-def work_in(spec: ModelSpec, memory: MemoryFormat, products: Mapping[str, str] = CPU_PRODUCTS) -> ModelWork:
-    """The work of a model whose weights and KV are stored in `memory`, on any machine.
+def work_in(
+    spec: ModelSpec,
+    memory: MemoryFormat,
+    products: Mapping[str, str] = CPU_PRODUCTS,
+    layers: DraftLayers | None = None,
+) -> ModelWork:
+    """The work of a model whose weights and KV are stored in `memory`, on any machine; with `layers`, whose spec this
+    is, that of layers that draft.
 
     products: the type that factors of a type are multiplied in, by the name of the compute type, of the activations
     (`WeightFormat.activations`) or of the KV; what is missing is multiplied in f32.
     """
-    program = lower(spec, weight_names(spec), narrow=False)
-    sizes = {part.name: part.bytes for part in weight_bytes(program, memory)}
+    program = lower_work(spec, layers, narrow=False)
+    sizes: Counter[str] = Counter()
+    for weight in program.weights:
+        sizes.update(held_bytes(weight, memory))
     multiplied = {
         weight.name: products.get(
             memory.dtype if memory.weights is None else memory.weights.of(weight.name).activations, "f32"
@@ -207,7 +219,7 @@ def work_in(spec: ModelSpec, memory: MemoryFormat, products: Mapping[str, str] =
     return ModelWork(
         program=program,
         experts=mixtures,
-        layer_bytes=sizes["attention"] + sizes["feed-forward"] + sizes["norms"],
+        layer_bytes=sizes.total() - sizes["embeddings"] - sizes["head"],
         head_bytes=sizes["head"] or sizes["embeddings"],  # a tied head that is not packed is the embeddings
         groups=tuple((layout, memory.kv.token_bytes(layout)) for layout in program.kv),
         weight_product=usual,
@@ -215,4 +227,12 @@ def work_in(spec: ModelSpec, memory: MemoryFormat, products: Mapping[str, str] =
         other_products={name: product for name, product in multiplied.items() if product != usual},
         spec=spec,
         memory=memory,
+        layers=layers,
     )
+
+
+def lower_work(spec: ModelSpec, layers: DraftLayers | None, *, narrow: bool) -> Program:
+    """The program of a model, or of layers of this spec that draft."""
+    if layers is None:
+        return lower(spec, weight_names(spec), narrow=narrow)
+    return lower_layers(layers, 1, narrow=narrow)

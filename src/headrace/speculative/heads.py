@@ -21,6 +21,7 @@ from headrace.models.config_reader import ConfigReader
 from headrace.models.floats import to_float32
 from headrace.models.safetensors_reader import WEIGHT_DTYPES, Checkpoint
 from headrace.models.source import BUNDLED_FOLDER, read_json
+from headrace.plan.drafts import DraftHeads
 from headrace.speculative.base_model import BaseModel
 
 BUNDLED_HEADS = ("tale-medusa", "tale-eagle")
@@ -147,11 +148,22 @@ def eagle_layer(folder: Path, hidden_size: int) -> EagleLayer | None:
     return _eagle_layer(ConfigReader(section, f"{SECTION} of config.json"), hidden_size)
 
 
-def tree_nodes(folder: Path) -> int:
-    """Nodes of the tree of a folder's heads; 0 where it has none. `load_heads` checks what they are."""
-    section = (read_json(folder / "config.json") or {}).get(SECTION)
-    tree = section.get("tree") if isinstance(section, Mapping) else None
-    return min(len(tree), MAX_TREE) if isinstance(tree, list) else 0
+def describe_heads(folder: Path) -> DraftHeads:
+    """What a plan needs to know of a folder's heads, from its config and the headers of its files. `load_heads` checks
+    what they are."""
+    config = read_json(folder / "config.json") or {}
+    section, size = config.get(SECTION), heads_bytes(folder)
+    if not isinstance(section, Mapping):  # of the original project, whose heads have matrices of their own
+        return DraftHeads(folder.name, size, count=_count(config.get("medusa_num_heads")))
+    tree, count = section.get("tree"), _count(section.get("num_heads"))
+    names = frozenset(Checkpoint(folder).names())
+    shared = sum(f"heads.{head}.head.weight" not in names for head in range(count))
+    nodes = min(len(tree), MAX_TREE) if isinstance(tree, list) else 0
+    return DraftHeads(folder.name, size, nodes, count, shared)
+
+
+def _count(found: object) -> int:
+    return min(found, MAX_HEADS) if isinstance(found, int) and found > 0 else 0
 
 
 def load_heads(folder: Path, base: BaseModel) -> MedusaHeads | EagleHeads:

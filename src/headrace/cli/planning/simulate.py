@@ -39,6 +39,8 @@ examples:
   headrace simulate shape:llama-3.1-8b --hardware l4 --rate 20 --search replicas --ttft 1 --percentile 95
   headrace simulate shape:llama-3.1-8b --hardware h100 --trace AzureLLMInferenceTrace_conv.csv --replicas 4
   headrace simulate tale --rate 8 --dataset-name multi_turn --timeline run.jsonl
+  headrace simulate shape:llama-3.1-8b --hardware h100 --rate 2 --speculative shape:llama-3.2-1b \
+      --num-speculative-tokens 4 --acceptance-rate 0.8
 """
 INTERRUPTED = 130
 DEFAULT_REQUESTS = 1000
@@ -96,7 +98,7 @@ def add_parser(commands: Any) -> None:
     add_number(many, "--time-to-failure", None, "of a replica, mean (default: none fails)", "S", float)
     add_number(many, "--time-to-recovery", 60.0, "of a replica, mean", "S", float)
     add_number(many, "--retries", 3, "of a request whose replica failed")
-    drafts = parser.add_argument_group("speculation (with --speculative ngram)")
+    drafts = parser.add_argument_group("speculation (with --speculative)")
     add_number(
         drafts, "--acceptance-rate", 0.6, "of a drafted token, if those before it were right", "P", float
     )
@@ -144,7 +146,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         complete = False
     what = f"requests of {args.trace}" if args.trace else describe_lengths(load.workload)
+    drafts = service.deployment.describe_drafts()
     head = [service.deployment.describe(), f"{_count(args.replicas, 'replica')}, {args.router}: {what}"]
+    head += [] if drafts is None else [drafts]
     report = make_report(
         "simulate", rows, config=_config(args, service, load), complete=complete, notes=notes
     )
@@ -170,8 +174,8 @@ def _service(args: argparse.Namespace) -> Service:
     config = engine_config(args)
     deployment = deploy(config, find_hardware(args.hardware))
     drafts, failures = None, None
-    if deployment.scheduler.max_draft:
-        drafts = Drafts(deployment.scheduler.max_draft, args.acceptance_rate, config.seed)
+    if deployment.most_drafts:
+        drafts = Drafts(deployment.most_drafts, args.acceptance_rate, config.seed)
     if args.time_to_failure is not None:
         failures = Failures(args.time_to_failure, args.time_to_recovery, config.seed)
     return Service(deployment, args.replicas, args.router, drafts, failures, args.retries, args.max_queue)
@@ -290,6 +294,8 @@ def _run(simulation: Simulation, name: str, requests: int | None, notes: list[st
         )
     busy = simulation.busy_s / max(1e-9, tally.last_s)
     parts.append(f"replicas busy {busy / len(simulation.replicas):.0%} of the time")
+    if simulation.drafting_s:
+        parts.append(f"{simulation.drafting_s / simulation.busy_s:.0%} of which they drafted")
     notes.append("; ".join(parts))
     notes += [f"{count} failed: {reason}" for reason, count in tally.reasons.most_common(3)]
 

@@ -17,24 +17,30 @@ from headrace.models.rope import with_context
 from headrace.models.source import HubOptions, resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import open_source, stored_spec
-from headrace.plan.draft_methods import NGRAM
+from headrace.plan.drafts import DraftModel
+from headrace.plan.formats import MemoryFormat
 from headrace.plan.hardware import Hardware, Machine, this_machine
 from headrace.plan.hardware_table import THIS
 from headrace.plan.kv import streaming_spec
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.scheduling import scheduler_config
+from headrace.plan.units import format_bytes
 from headrace.program.lower import lower
 from headrace.sim.cost import CostModel
+from headrace.sim.draft_cost import DraftCost, make_draft_cost
 from headrace.sim.machine import profile_here
 from headrace.sim.online import OnlineCost
-from headrace.sim.planner.formats import AS_STORED, Stored, store
+from headrace.sim.planner.formats import Stored, store
 from headrace.sim.planner.model import from_spec
 from headrace.sim.profile import Profile
-from headrace.sim.simulate.executor import Drafts, SimulatedExecutor, SyntheticTokens
+from headrace.sim.simulate.drafting import DraftReads
+from headrace.sim.simulate.executor import Drafting, Drafts, SimulatedExecutor, SyntheticTokens
 from headrace.sim.simulate.times import CostTimes
 from headrace.sim.step_budget import TimeBudget
-from headrace.sim.work import model_work
+from headrace.sim.work import CPU_PRODUCTS, model_work
+from headrace.speculative.drafters import Drafters, find_drafters
 
+_NOTHING = Drafters()
 _SETTINGS = (
     "dtype",
     "quantization",
@@ -42,12 +48,18 @@ _SETTINGS = (
     "kv_cache_memory",
     "max_model_len",
     "step_time_budget",
+    "speculative",
+    "num_speculative_tokens",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One engine, ready to be simulated as often as needed. `assumed`: where step times come from, for people."""
+    """One engine, ready to be simulated as often as needed. `assumed`: where step times come from, for people.
+
+    resolved: the engine's plan; of weights on a GPU that are quantised, as they would be without. draft_cost: prices
+    what drafts; None where drafts cost nothing, or there are none.
+    """
 
     name: str
     hardware: str
@@ -58,6 +70,8 @@ class Deployment:
     profile: Profile
     settings: Mapping[str, Any]
     assumed: str
+    resolved: ResolvedConfig
+    draft_cost: DraftCost | None = None
 
     def make_engine(self, drafts: Drafts | None = None) -> tuple[Engine, SimulatedExecutor]:
         """A new engine, and an executor without a model."""
@@ -66,7 +80,24 @@ class Deployment:
             most = self.scheduler.max_num_batched_tokens
             budget = TimeBudget(OnlineCost(self.cost), most, seconds if isinstance(seconds, float) else None)
         engine = Engine(self.scheduler, self.groups, prefix_caching=self.prefix_caching, step_budget=budget)
-        return engine, SimulatedExecutor(SyntheticTokens(self.scheduler.vocab_size, drafts))
+        source = SyntheticTokens(self.scheduler.vocab_size, drafts)
+        return engine, SimulatedExecutor(source, self._drafting())
+
+    def _drafting(self) -> Drafting | None:
+        """Prices the drafting of one engine."""
+        cost = self.draft_cost
+        if cost is None:
+            return None
+        model, most = self.resolved.draft_model, self.scheduler.max_num_batched_tokens
+        reads = DraftReads("heads" if model is None else "layers" if model.layers else "model", most)
+        return lambda plan, result: cost.seconds(reads.after(plan, result))
+
+    @property
+    def most_drafts(self) -> int:
+        """Tokens that are drafted for a sequence in a step at most: each head drafts one."""
+        heads = self.resolved.draft_heads
+        most = self.scheduler.max_draft
+        return most if heads is None or not heads.count else min(most, heads.count)
 
     @property
     def max_model_len(self) -> int:
@@ -87,42 +118,70 @@ class Deployment:
             f"step times from {self.assumed}"
         )
 
+    def describe_drafts(self) -> str | None:
+        """One line for people; None where nothing is drafted."""
+        most = self.most_drafts
+        if not most:
+            return None
+        what = f"drafts: always chains of {most}, where the engine adapts their length unless --no-adaptive-speculation"
+        if self.draft_cost is None:
+            return f"{what}; they are looked up, which takes no time here"
+        size = self.resolved.draft_model or self.resolved.draft_heads
+        assert size is not None
+        held = size.weight_bytes if isinstance(size, DraftModel) else size.bytes
+        first = ", n-grams before it left out" if "," in (self.resolved.speculative or "") else ""
+        return f"{what}; by {self.draft_cost.name} ({format_bytes(held)}), whose steps are priced{first}"
+
 
 def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
     """The engine that `config` gives on this hardware; several devices share every layer. No weight is read.
 
     Raises ModelError where there is no such model, and ConfigError where it does not fit or an option is wrong.
     """
-    _check(config)
     source = open_source(resolve_model(config.model, HubOptions(config.revision, config.download_dir)))
     if config.hf_overrides:
         source = replace(source, config={**source.config, **config.hf_overrides})
     stored = with_context(stored_spec(source), config.max_model_len)
+    drafters = find_drafters(config, source, stored)
+    config = _drafting_chains(config, drafters)
     here = hardware.name == THIS
     machine = this_machine() if here else _together(hardware)
-    weights = None
-    if hardware.kind == "cuda" and config.quantization is not None:
-        weights, saved = _rounded(config, stored, hardware)
+    weights = draft_memory = None
+    if hardware.kind == "cuda" and (config.quantization or config.speculative_quantization) is not None:
+        weights, draft_memory, saved = _rounded(config, stored, drafters, hardware)
         machine = replace(machine, memory_available=machine.memory_available + saved)
-        config = replace(config, quantization=None)
-    resolved = resolve(config, stored, machine)
+        config = replace(config, quantization=None, speculative_quantization=None)
+    resolved = _resolve(config, stored, machine, drafters)
+    if draft_memory is not None and resolved.draft_model is not None:
+        resolved = replace(resolved, draft_model=replace(resolved.draft_model, memory=draft_memory))
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
-    _check_shards(spec, hardware)
+    _check_shards(spec, hardware, "this model")
+    if resolved.draft_model is not None:
+        _check_shards(resolved.draft_model.spec, hardware, resolved.draft_model.name)
     profile, assumed = Profile.of_hardware(hardware), "its data sheet"
     if here:
         profile, assumed = profile_here(resolved.kernels, resolved.num_threads)
     work = model_work(spec, resolved) if weights is None else weights.work()
     format = resolved.quantization if weights is None else weights.format
     cost = CostModel(work, profile, tp=hardware.count)
-    return _deployment(hardware.label, spec, resolved, cost, format, assumed)
+    products = CPU_PRODUCTS if weights is None else weights.products
+    return _deployment(hardware.label, spec, resolved, cost, format, assumed, products)
 
 
-def deploy_spec(config: EngineConfig, stored: ModelSpec, machine: Machine, profile: Profile) -> Deployment:
-    """The engine that `config` gives on one CPU machine with this profile, for a model whose spec is known.
+def deploy_spec(
+    config: EngineConfig,
+    stored: ModelSpec,
+    machine: Machine,
+    profile: Profile,
+    drafters: Drafters = _NOTHING,
+) -> Deployment:
+    """The engine that `config` gives on one CPU machine with this profile, for a model whose spec is known, and what
+    drafts for it under this config.
 
     Raises ConfigError where it does not fit or an option is wrong.
     """
-    resolved = resolve(config, with_context(stored, config.max_model_len), machine)
+    config = _drafting_chains(config, drafters)
+    resolved = _resolve(config, with_context(stored, config.max_model_len), machine, drafters)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
     cost = CostModel(model_work(spec, resolved), profile)
     return _deployment(THIS, spec, resolved, cost, resolved.quantization, f"the profile of {profile.name}")
@@ -135,8 +194,9 @@ def _deployment(
     cost: CostModel,
     format: str | None,
     assumed: str,
+    products: Mapping[str, str] = CPU_PRODUCTS,
 ) -> Deployment:
-    """format: that of the weights, as `--quantization` takes it."""
+    """format: that of the weights, as `--quantization` takes it; products: as `work_in` takes it."""
     return Deployment(
         name=resolved.model,
         hardware=hardware,
@@ -147,24 +207,48 @@ def _deployment(
         profile=cost.profile,
         settings={**{name: getattr(resolved, name) for name in _SETTINGS}, "quantization": format},
         assumed=assumed,
+        resolved=resolved,
+        draft_cost=make_draft_cost(resolved.draft_model, resolved.draft_heads, cost, products),
     )
 
 
-def _check(config: EngineConfig) -> None:
-    if config.speculative not in (None, NGRAM):
+def _drafting_chains(config: EngineConfig, drafters: Drafters) -> EngineConfig:
+    """With the drafters that were found, as chains. Raises ConfigError where trees are asked for."""
+    if config.speculative_tree_nodes:
         raise ConfigError(
-            f"speculative {config.speculative:.80} cannot be simulated: use ngram, whose drafts cost nothing, with "
-            "--acceptance-rate"
+            f"speculative_tree_nodes {config.speculative_tree_nodes}: trees of drafts are not simulated; leave it out, "
+            "and chains are"
         )
+    trees = drafters.heads is not None or drafters.layers is not None
+    return replace(config, speculative=drafters.option, speculative_tree_nodes=0 if trees else None)
 
 
-def _rounded(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> tuple[Stored, int]:
-    """The weights as `quantization` stores them on a GPU, and the bytes that this saves. This engine runs on CPUs only,
-    so that its own options know no such GPU: the planner does."""
+def _resolve(config: EngineConfig, stored: ModelSpec, machine: Machine, drafters: Drafters) -> ResolvedConfig:
+    """The engine's plan, as the engine makes it."""
+    return resolve(config, stored, machine, draft=drafters.spec, heads=drafters.heads, layers=drafters.layers)
+
+
+def _rounded(
+    config: EngineConfig, spec: ModelSpec, drafters: Drafters, hardware: Hardware
+) -> tuple[Stored | None, MemoryFormat | None, int]:
+    """The weights as `quantization` stores them on a GPU, how a model that drafts is stored then, and the bytes that
+    both save; None where nothing changes. This engine runs on CPUs only, so that its own options know no such GPU: the
+    planner does. Layers that draft keep their 16 bits."""
     if config.sliding_window is not None:
         raise ConfigError("quantization and sliding_window cannot be simulated together on a GPU")
-    model = from_spec(config.model, spec)
-    plain, rounded = store(model, hardware), store(model, hardware, config.quantization or AS_STORED)
+    weights, memory, saved = None, None, 0
+    if config.quantization is not None:
+        weights, saved = _stored(config.model, spec, hardware, config.quantization)
+    format = config.speculative_quantization or config.quantization
+    if drafters.spec is not None and format is not None:
+        draft, saved_too = _stored("draft", drafters.spec, hardware, format)
+        memory, saved = draft.memory, saved + saved_too
+    return weights, memory, saved
+
+
+def _stored(name: str, spec: ModelSpec, hardware: Hardware, format: str) -> tuple[Stored, int]:
+    model = from_spec(name, spec)
+    plain, rounded = store(model, hardware), store(model, hardware, format)
     return rounded, plain.weight_bytes - rounded.weight_bytes
 
 
@@ -174,12 +258,12 @@ def _together(hardware: Hardware) -> Machine:
     return replace(machine, name=hardware.title, memory_total=total, memory_available=total)
 
 
-def _check_shards(spec: ModelSpec, hardware: Hardware) -> None:
+def _check_shards(spec: ModelSpec, hardware: Hardware, name: str) -> None:
     """Raise ConfigError where the devices cannot share the heads."""
     heads = {layout.num_kv_heads for layout in lower(spec, weight_names(spec)).kv if layout.state is None}
     uneven = [count for count in heads if count % hardware.count]
     if hardware.count > 1 and uneven:
         raise ConfigError(
-            f"{hardware.label} cannot share the {uneven[0]} KV heads of this model evenly; take a number of devices "
+            f"{hardware.label} cannot share the {uneven[0]} KV heads of {name} evenly; take a number of devices "
             "that divides them"
         )

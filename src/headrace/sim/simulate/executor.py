@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,22 +77,34 @@ def answer(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     return (prompt[-1],) * count
 
 
-class SimulatedExecutor:
-    """Satisfies `core.executor.Executor` with a token source."""
+Drafting = Callable[[StepPlan, StepResult], float]
+"""Seconds that drafting takes after a step with this result."""
 
-    def __init__(self, source: TokenSource) -> None:
+
+class SimulatedExecutor:
+    """Satisfies `core.executor.Executor` with a token source. `drafting_s`: seconds of drafting after the last step."""
+
+    def __init__(self, source: TokenSource, drafting: Drafting | None = None) -> None:
         self.source = source
+        self.drafting_s = 0.0
+        self._drafting = drafting
+        self._ends: dict[int, float] = {}  # length of each sequence when its request has all of its tokens
 
     def execute(self, plan: StepPlan) -> StepResult:
         """The result of a step, at once."""
         for number in plan.released:
             self.source.release(number)
-        return StepResult(plan.step_id, tuple(map(self._run, plan.slices)))
+            self._ends.pop(number, None)
+        result = StepResult(plan.step_id, tuple(map(self._run, plan.slices)))
+        self.drafting_s = 0.0 if self._drafting is None else self._drafting(plan, result)
+        return result
 
     def _run(self, work: SeqSlice) -> SliceResult:
         number = work.request_id
         if work.new is not None:
             self.source.start(number, work.new)
+            most = work.new.params.max_tokens
+            self._ends[number] = math.inf if most is None else work.new.num_prompt + most
         if not work.sample:
             return SliceResult(number)
         length = work.start + work.known
@@ -103,4 +116,6 @@ class SimulatedExecutor:
         while right < len(drafted) and drafted[right] == sampled[right]:
             right += 1
         emitted = tuple(sampled[: right + 1])
-        return SliceResult(number, emitted, self.source.draft(number, length + len(emitted), work.room))
+        length += len(emitted)
+        room = min(work.room, self._ends[number] - length - 1)  # the last token is never drafted
+        return SliceResult(number, emitted, self.source.draft(number, length, max(0, int(room))))

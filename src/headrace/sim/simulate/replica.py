@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from headrace.core.engine import Engine
 from headrace.core.steady import skip, steady_steps
-from headrace.core.types import NewRequest, Output, StepPlan
+from headrace.core.types import NewRequest, Output, StepPlan, StepResult
 from headrace.errors import HeadraceError
 from headrace.sim.simulate.executor import SimulatedExecutor
 from headrace.sim.simulate.tally import Tally
@@ -38,6 +38,7 @@ class Replica:
         self.engine = engine
         self.next_s = math.inf
         self.busy_s = 0.0
+        self.drafting_s = 0.0  # of it
         self.is_up = True  # False from a failure until the recovery
         self.unfinished = 0  # requests here, those that wait for the end of the step included
         self.steps = self.skipped = 0  # run one by one, and at once with others
@@ -47,6 +48,7 @@ class Replica:
         self._skipping = skipping
         self._arrived: deque[tuple[NewRequest, float]] = deque()
         self._plan: StepPlan | None = None
+        self._result: StepResult | None = None  # of that plan
         self._begun_s = 0.0
         self._ends_s: list[float] = []  # of steady steps that run at once
 
@@ -83,9 +85,10 @@ class Replica:
             ends_s, self._ends_s = self._ends_s, []
             outputs = self._skip(ends_s)
         elif self._plan is not None:
-            plan, self._plan = self._plan, None
+            result, self._plan, self._result = self._result, None, None
+            assert result is not None
             before = {request.key: request.stats.last_token_s for request in self.engine.scheduler.running}
-            outputs = self.engine.finish(self._executor.execute(plan), end_s)
+            outputs = self.engine.finish(result, end_s)
             self._count(outputs, before, end_s)
             self.steps += 1
             self.busy_s += end_s - self._begun_s
@@ -116,11 +119,14 @@ class Replica:
             return untaken
         while engine.has_work:
             plan = engine.begin(now)
+            result = self._executor.execute(plan)
             if plan.slices:
-                self._plan = plan
-                self.next_s = now + self._times.plan_s(plan)
+                self._plan, self._result = plan, result
+                drafting_s = self._executor.drafting_s
+                self.drafting_s += drafting_s
+                self.next_s = now + self._times.plan_s(plan) + drafting_s
                 return untaken
-            engine.finish(self._executor.execute(plan), now)
+            engine.finish(result, now)
             if plan.wait_until is not None:
                 self.next_s = plan.wait_until
                 return untaken

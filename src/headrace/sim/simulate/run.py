@@ -71,6 +71,7 @@ class Simulation:
     replicas: list[Replica] = field(init=False)
     now: float = field(init=False, default=0.0)
     _busy_s: float = field(init=False, default=0.0)  # of replicas until they failed
+    _drafting_s: float = field(init=False, default=0.0)  # likewise
     _events: list[tuple[float, int, int]] = field(init=False, default_factory=list)
     _later: list[tuple[float, int, Ask]] = field(init=False, default_factory=list)
     _stranded: list[Ask] = field(init=False, default_factory=list)  # while every replica is down
@@ -119,6 +120,11 @@ class Simulation:
     def busy_s(self) -> float:
         """Seconds in which replicas ran steps, summed over all of them."""
         return self._busy_s + sum(replica.busy_s for replica in self.replicas)
+
+    @property
+    def drafting_s(self) -> float:
+        """Seconds of `busy_s` in which they drafted."""
+        return self._drafting_s + sum(replica.drafting_s for replica in self.replicas)
 
     def _replica(self) -> Replica:
         engine, executor = self.make_engine()
@@ -230,6 +236,7 @@ class Simulation:
             return
         self.tally.outages += 1
         self._busy_s += self.replicas[index].busy_until(self.now)
+        self._drafting_s += self.replicas[index].drafting_s
         self.replicas[index] = self._replica()
         self.replicas[index].is_up = False
         self.router.lost(index)

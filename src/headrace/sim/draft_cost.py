@@ -1,0 +1,138 @@
+"""The time of drafting: what a model, layers or heads that draft add to the steps of the model that they draft for.
+
+Tokens are drafted between two steps. A drafter first reads what the model has read since, and drafts a token of each
+sequence with that; each further token is one more step of the drafter. Looking tokens up (n-grams, the history) takes
+no time here: it reads no weight, and some microseconds a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from headrace.plan.drafts import DraftHeads, DraftModel
+from headrace.sim.cost import FLOAT_BYTES, CostModel
+from headrace.sim.profile import CPU_STEP, Profile, StepCost
+from headrace.sim.work import CPU_PRODUCTS, SliceShape, StepShape, work_in
+
+MODEL_SHARE, LAYERS_SHARE, HEAD_SHARE = 0.85, 2.2, 0.8
+"""What a step of a drafter takes beside its ops, as shares of what the engine adds to a step of the model: arrays are
+filled and tokens drawn, layers handle states and choices besides, and no scheduler runs. Measured with `tale` and its
+drafters at batches of 1 and 8, chains of 4, on an AMD EPYC (Zen 4) with 2 cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWork:
+    """What is drafted after one step. reads: the tokens that the drafter reads, a part a sequence or several; those
+    with `logits` draft the first token. rounds: (sequences, keys that they hold together) of each further token."""
+
+    reads: tuple[StepShape, ...] = ()
+    rounds: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of all sequences together."""
+        first = sum(part.logits for shape in self.reads for part in shape)
+        return first + sum(count for count, _ in self.rounds)
+
+
+class DraftCost(Protocol):
+    """Prices drafting."""
+
+    @property
+    def name(self) -> str:
+        """What drafts."""
+        ...
+
+    def seconds(self, work: DraftWork) -> float:
+        """The time of what is drafted after one step."""
+        ...
+
+
+class ModelDrafts:
+    """A model that drafts. model: prices its steps."""
+
+    def __init__(self, name: str, model: CostModel) -> None:
+        self.name, self._model = name, model
+
+    def seconds(self, work: DraftWork) -> float:
+        reads = sum(self._model.step_s(shape) for shape in work.reads)
+        return reads + sum(self._model.decoding_s(count, keys) for count, keys in work.rounds)
+
+
+class LayerDrafts:
+    """Layers on the model's states, which end in the model's head. layers: prices their steps; target: the model's."""
+
+    def __init__(self, name: str, layers: CostModel, target: CostModel) -> None:
+        self.name, self._layers, self._target = name, layers, target
+
+    def seconds(self, work: DraftWork) -> float:
+        total = 0.0
+        for shape in work.reads:
+            total += self._layers.step_s(shape) + self._target.head_s(sum(part.logits for part in shape))
+        for count, keys in work.rounds:
+            total += self._layers.decoding_s(count, keys) + self._target.head_s(count)
+        return total
+
+
+class HeadDrafts:
+    """Heads on the model's last state, which read no token and have no KV: products of floats, and the model's head for
+    those that have none of their own, in one product for all of them."""
+
+    def __init__(self, heads: DraftHeads, target: CostModel) -> None:
+        self.name, self._heads, self._target = heads.name, heads, target
+        self._step = _step_cost(target.profile, HEAD_SHARE)
+
+    def seconds(self, work: DraftWork) -> float:
+        first = sum(part.logits for shape in work.reads for part in shape)
+        batches = [first, *(count for count, _ in work.rounds)] if first else []
+        if not batches or not self._heads.count:
+            return 0.0
+        target, profile, size = self._target, self._target.profile, self._heads.bytes / self._heads.count
+        working_set = target.weight_bytes + self._heads.bytes
+        memory = size / (profile.bandwidth(working_set) * profile.reach.memory)
+        compute = 2.0 * size / FLOAT_BYTES / (profile.peak("f32") * profile.reach.products)
+        own = sum(max(memory, count * compute) + self._step(count, count, working_set) for count in batches)
+        return own + target.head_s(sum(batches[: self._heads.shared])) + sum(map(target.draw_s, batches))
+
+
+def make_draft_cost(
+    draft: DraftModel | None,
+    heads: DraftHeads | None,
+    target: CostModel,
+    products: Mapping[str, str] = CPU_PRODUCTS,
+) -> DraftCost | None:
+    """Prices what drafts for `target`, on the same devices; None where tokens are looked up, or nothing drafts.
+
+    products: as `work_in` takes it."""
+    if heads is not None:
+        return HeadDrafts(heads, target)
+    if draft is None:
+        return None
+    work = work_in(draft.spec, draft.memory, products, draft.layers)
+    share = MODEL_SHARE if draft.layers is None else LAYERS_SHARE
+    model = CostModel(work, target.profile, tp=target.tp, step=_step_cost(target.profile, share))
+    if draft.layers is None:
+        return ModelDrafts(draft.name, model)
+    return LayerDrafts(draft.name, model, target)
+
+
+def steady_work(batch: int, context: int, drafts: int) -> DraftWork:
+    """Of sequences that all decode, with `context` tokens each, and get `drafts` drafts: the drafter reads the token
+    that was drawn, and drafts one after the other."""
+    read = (SliceShape(1, context, 1),) * batch
+    return DraftWork((read,), tuple((batch, batch * (context + at + 1)) for at in range(1, drafts)))
+
+
+def _step_cost(profile: Profile, share: float) -> StepCost:
+    """Of a drafter. What a data sheet's GPU waits for between its steps is the processor of its machine."""
+    step = profile.step if profile.source == "measured" else CPU_STEP
+    return replace(
+        step,
+        step_s=step.step_s * share,
+        sequence_s=step.sequence_s * share,
+        cold_step_s=step.cold_step_s * share,
+        cold_sequence_s=step.cold_sequence_s * share,
+        prompt_s=0.0,
+    )
