@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from headrace.speculative.resting import FIRST_SHARE, LONGEST, SHARE, SHORTEST, TRUST, Rest
+from headrace.runner.drafting import Drafted
+from headrace.speculative.method import Proposal
+from headrace.speculative.resting import FIRST_SHARE, LEAST_TRUST, LONGEST, SHARE, SHORTEST, TRUST, Rest
 from tests.speculative.test_control import Machine, best, flat, steep
 
 
@@ -80,6 +83,31 @@ def test_a_resting_drafter_says_so_before_the_last_step() -> None:
     assert machine.asked > asked  # drafts had room in that step
 
 
+def test_a_rest_is_as_long_where_batches_take_turns() -> None:
+    machine = Machine(steep, [0.0], draft_s=0.3)
+    while not machine.speculation.resting:
+        machine.run(1)
+    speculation, asked = machine.speculation, machine.asked
+    left = speculation._rests[1].left + speculation._quiet
+    other = speculation._rest(8)
+    other.left = 2 * left
+    for _ in range(left):  # steps of one sequence and of eight
+        assert speculation.rests(1, decoding=True) and speculation.rests(8, decoding=True)
+    assert other.left + speculation._quiet == left
+    assert machine.asked == asked and not speculation.rests(1, decoding=True)
+
+
+def test_steps_are_measured_while_drafting_rests() -> None:
+    machine = Machine(steep, [0.0] * 4, draft_s=0.3)
+    while not machine.speculation.resting:
+        machine.run(1)
+    machine.step_s = lambda tokens: 1.2 * steep(tokens)
+    machine.speculation._rest(4).left = 4000
+    machine.run(2000)
+    known = machine.speculation.costs(4, 0.0)
+    assert known is not None and known.plain_s == pytest.approx(1.2 * steep(4), rel=0.01)
+
+
 def test_the_sequences_that_are_tried_change() -> None:
     machine = Machine(steep, [0.0] * 16, draft_s=0.3)
     tried: set[int] = set()
@@ -88,6 +116,51 @@ def test_the_sequences_that_are_tried_change() -> None:
         if machine.speculation._probing:
             tried |= {at for at, draft in enumerate(machine.drafts) if draft}
     assert len(tried) > 3
+
+
+class Reading(Machine):
+    """A machine whose drafter has to read what was written while it rested."""
+
+    def __init__(self, *args: Any, read_s: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.read_s = read_s
+        self.read = [0] * len(self.rates)
+
+    def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
+        for one in sequences:
+            if one.room:
+                self.now += self.read_s * max(0, len(one.tokens) - self.read[one.request_id])
+                self.read[one.request_id] = len(one.tokens)
+        return super().propose(sequences)
+
+
+def test_drafting_that_pays_goes_on_although_much_was_to_be_read_first() -> None:
+    machine = Reading(flat, [0.9], draft_s=0.05, read_s=0.02)
+    machine.run(50)
+    drafted = 0
+    for _ in range(100):
+        machine.run(1)
+        drafted += bool(machine.drafts[0])
+    assert drafted > 80
+
+
+def test_what_was_read_is_paid_back() -> None:
+    rest = Rest()
+    rest.invest(10.0)
+    assert not rest.left
+    rest.add(-TRUST)
+    assert rest.left == round((10.0 + TRUST) / FIRST_SHARE)
+
+
+def test_larger_batches_may_lose_less() -> None:
+    lost = []
+    for batch in (1, 8, 32):
+        rest, count = Rest(batch), 0
+        while not rest.left:
+            rest.add(-0.5)
+            count += 1
+        lost.append(count / 2)
+    assert lost == [TRUST, TRUST / 4, LEAST_TRUST]
 
 
 def test_drafting_begins_with_few_sequences() -> None:

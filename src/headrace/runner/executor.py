@@ -108,14 +108,12 @@ class ModelExecutor(Generic[Logits]):
             else:
                 failed.append(SliceResult(work.request_id, error=error))
         done = self._run(slices) if slices else []
-        if self.drafter is not None and done:
-            sequences = self._sequences
-            for work, result in zip(slices, done, strict=True):
-                sequences[work.request_id].tokens += result.tokens
-            if not self.drafter.rests(len(slices), decoding=self._decoded):
-                done = self._draft(self.drafter, slices, done)
-        resting = self.drafter is not None and self.drafter.resting
-        return StepResult(plan.step_id, (*failed, *done), resting)
+        drafter = self.drafter
+        if drafter is None:
+            return StepResult(plan.step_id, (*failed, *done))
+        if done and not drafter.rests(len(slices), decoding=self._decoded):
+            done = self._draft(drafter, slices, done)
+        return StepResult(plan.step_id, (*failed, *done), drafter.resting)
 
     def _copy(self, copies: Sequence[BlockCopy]) -> None:
         own = len(self._tables)
@@ -212,7 +210,14 @@ class ModelExecutor(Generic[Logits]):
             first += part.num_sample
         if kept:
             self.model.copy_blocks(kept)
+        self._note_tokens(sequences, results)
         return results
+
+    def _note_tokens(self, sequences: Sequence[_Sequence], results: Sequence[SliceResult]) -> None:
+        """Keep what was emitted for the drafter."""
+        if self.drafter is not None:
+            for sequence, result in zip(sequences, results, strict=True):
+                sequence.tokens += result.tokens
 
     def _keep_states(self, request_id: int, num_sample: int, right: Sequence[int]) -> None:
         """Forget the hidden states of a slice's wrong drafts: of its samples those in `right` count."""
@@ -264,11 +269,13 @@ class ModelExecutor(Generic[Logits]):
             {} if states is None else {work.request_id: states[at : at + 1] for at, work in enumerate(slices)}
         )
         if samples.errors or samples.logprobs is not None or self._num_matchers:
-            return [
+            results = [
                 _emitted(work, sequence, samples, at)
                 for at, (work, sequence) in enumerate(zip(slices, sequences, strict=True))
             ]
-        results = []
+            self._note_tokens(sequences, results)
+            return results
+        results, keeps = [], self.drafter is not None
         for work, sequence, token in zip(slices, sequences, samples.tokens, strict=True):
             tokens = (token,)
             try:
@@ -277,6 +284,8 @@ class ModelExecutor(Generic[Logits]):
                 results.append(SliceResult(work.request_id, error=error_message(NOT_SAMPLED, error)))
             else:
                 results.append(SliceResult(work.request_id, tokens))
+                if keeps:
+                    sequence.tokens.append(token)
         return results
 
     def _draft(

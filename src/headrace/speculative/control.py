@@ -24,10 +24,11 @@ from headrace.speculative.resting import RECENT_STATES, Rest
 
 IDLE_AFTER = 16
 """Steps without a draft after which a model that could draft reads no more prompts, and drafting rests."""
-MEASURE_EVERY = 16
+MEASURE_EVERY = 32
 """While drafting rests, one in so many steps is measured."""
-PLAIN_EVERY = 128
-"""Steps with drafts after which one goes without: what such a step costs changes as contexts grow."""
+FIRST_PLAIN, PLAIN_EVERY = 8, 128
+"""Steps with drafts after which one goes without: what such a step costs changes as contexts grow, and as others use
+the machine. Each time after a rest it is twice as many, up to the latter."""
 TRY_EVERY = 16
 """Of the drafts that a later method is expected to beat, one in so many is verified all the same."""
 
@@ -102,64 +103,76 @@ class Speculation:
         self._left: float | None = None  # when the last call ended
         self._before: frozenset[int] = frozenset()  # its sequences
         self._since_draft = self._since_plain = 0
+        self._plain_every = FIRST_PLAIN
+        self._widths = [0] * len(
+            methods
+        )  # for how many sequences each was asked at most, since the last rest
+        self._widened = False  # in the last call of `draft`
         self._idle = 0  # steps in a row that might have been drafted for, and were not
         self._rests: dict[int, Rest] = {}  # by the size of the batch, see _rest
         self._resting: Rest | None = None  # that of the last step, while it lasts
+        self._quiet = self._quiet_for = 0  # steps of so many sequences that need nothing, of `_resting`
         self._spent_s = 0.0  # in the last call of `draft`
         self._decoded = 0  # tokens of the last step while drafting rests, if all of it was decoding
         self._may_probe, self._probing, self._turn = True, False, 0
         self._verified = False  # the last step had drafts
-
-    @property
-    def needs_hidden(self) -> bool:
-        """See `runner.drafting.Drafter`."""
-        return self._reads_hidden and not self.resting
-
-    @property
-    def needs_states(self) -> bool:
-        """See `runner.drafting.Drafter`. Towards the end of a rest layers need what they will read after it."""
-        rest = self._resting
-        return self._reads_states and (rest is None or rest.left <= RECENT_STATES)
-
-    @property
-    def resting(self) -> bool:
-        """See `runner.drafting.Drafter`."""
-        return self._resting is not None
+        self.resting, self.needs_hidden, self.needs_states = False, self._reads_hidden, self._reads_states
 
     def rests(self, sequences: int, *, decoding: bool) -> bool:
         """See `runner.drafting.Drafter`. Layers that draft see the last steps of a rest: they need their states."""
+        if self._quiet and sequences == self._quiet_for:  # nearly every step, so it does nothing else
+            self._quiet -= 1
+            return True
         if not self.adaptive:
             return False
+        self._end_quiet()
         rest = self._rest(sequences)
         if not rest.left:
-            self._resting = None
+            self._go_to_rest(None)
             return False
         if self._reads_states and rest.left <= RECENT_STATES:
             return False
         rest.left -= 1
-        if rest.left % MEASURE_EVERY > 1:
+        phase = rest.left % MEASURE_EVERY
+        if phase > 1:
             self._left = None
+            self._quiet, self._quiet_for = phase - 2, sequences
+            rest.left -= self._quiet
         else:
             now = self._now()
             if self._left is not None and decoding and self._decoded == sequences:
                 self._steps.add(sequences, now - self._left)
             self._left, self._decoded = now, sequences if decoding else 0
+        self._since_draft += 1 + self._quiet
         self._go_to_rest(rest)
         return True
+
+    def _end_quiet(self) -> None:
+        """Give back the steps that a rest was to go on for in silence: the batch has changed, or they are over."""
+        if self._quiet and self._resting is not None:
+            self._resting.left += self._quiet
+        self._quiet = 0
 
     def _rest(self, sequences: int) -> Rest:
         size = sequences.bit_length()
         rest = self._rests.get(size)
         if rest is None:
-            rest = self._rests[size] = Rest()
+            rest = self._rests[size] = Rest(sequences)
         return rest
 
-    def _go_to_rest(self, rest: Rest) -> None:
+    def _go_to_rest(self, rest: Rest | None) -> None:
         """After this step, as long as `rest` has steps left; the last of them is one that drafts may follow."""
-        self._resting = rest if rest.left else None
-        self._since_draft += 1
-        self._before = frozenset()
-        self._may_probe, self._idle = True, 0
+        self._resting = rest if rest is not None and rest.left else None
+        self.resting = self._resting is not None
+        self.needs_hidden = self._reads_hidden and not self.resting
+        self.needs_states = self._reads_states and (
+            self._resting is None or self._resting.left <= RECENT_STATES
+        )
+        if rest is not None:
+            self._before = frozenset()
+            self._may_probe, self._idle = True, 0
+            self._plain_every = FIRST_PLAIN
+            self._widths = [0] * len(self.methods)
 
     def draft(self, sequences: Sequence[Drafted], tokens: int) -> list[Draft]:
         if self.adaptive and self._reads_states and (rest := self._rest(len(sequences))).left:
@@ -173,6 +186,7 @@ class Speculation:
         if self.adaptive:
             rooms = self._narrowed(rooms)
         plain = self.adaptive and self._wants_plain(len(sequences))
+        self._widened = False
         proposals: list[tuple[int, Proposal]] = [(-1, NOTHING)] * len(sequences)
         for at, method in enumerate(self.methods):
             before = list(proposals)
@@ -208,7 +222,10 @@ class Speculation:
         """The last step with what it verified brought so many seconds, or cost them: whether drafting now rests."""
         plain, rest = self._steps.curve().seconds(batch), self._rest(batch)
         if plain is not None:
-            rest.add((gained_s - self._spent_s) / plain, verified=self._verified)
+            if self._widened:  # with what was read first, it does not say what drafting costs from now on
+                rest.invest((self._spent_s - gained_s) / plain)
+            else:
+                rest.add((gained_s - self._spent_s) / plain, verified=self._verified)
         if self._idle > IDLE_AFTER and not rest.left:
             rest.begin()
         self._spent_s = 0.0
@@ -230,6 +247,7 @@ class Speculation:
                 method.pass_over(sequences)
         self._remember(sequences, [(-1, NOTHING)] * len(sequences))
         self._left = None
+        self._since_draft += 1
         self._go_to_rest(self._rest(len(sequences)))
         return [((), ())] * len(sequences)
 
@@ -311,7 +329,10 @@ class Speculation:
 
     def _wants_plain(self, tokens: int) -> bool:
         """Whether the next step is to go without drafts, so that its cost is known."""
-        return self._since_plain >= PLAIN_EVERY or not self._steps.knows(tokens)
+        if self._since_plain >= self._plain_every:
+            self._plain_every = min(PLAIN_EVERY, 2 * self._plain_every)
+            return True
+        return not self._steps.knows(tokens)
 
     def _propose(
         self,
@@ -321,7 +342,9 @@ class Speculation:
         rooms: Sequence[int],
         nodes: Sequence[int],
     ) -> list[Proposal]:
-        began = self._now()
+        began, width = self._now(), sum(map(bool, rooms))
+        if width > self._widths[at]:
+            self._widths[at], self._widened = width, True
         found = method.propose(
             [
                 one if (one.room, one.nodes) == (room, size) else replace(one, room=room, nodes=size)
