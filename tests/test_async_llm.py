@@ -22,6 +22,7 @@ from headrace.async_llm import ProcessOptions
 from headrace.config import EngineConfig
 from headrace.errors import (
     ConfigError,
+    HeadraceError,
     InvalidParams,
     ModelNotFound,
     Overloaded,
@@ -272,6 +273,26 @@ def test_abort_before_the_engine_has_accepted(shared: Shared) -> None:
         assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("abort", ())
         await idle(engine)
         assert (await last(engine.generate(PROMPT, params, "r"))).outputs[0].text.isalpha()
+
+    shared(on)
+
+
+def test_abort_finds_requests_that_are_still_prepared(shared: Shared) -> None:
+    long = "Once upon a time there was a fox. " * 100  # tokenized in a thread
+
+    async def on(engine: AsyncLLM) -> None:
+        for outputs in (engine.generate(long, GREEDY, "r"), engine.chat(CHAT, GREEDY, "r")):
+            starting = asyncio.ensure_future(last(outputs))
+            await asyncio.sleep(0)
+            await engine.abort("r")
+            output = await starting
+            assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("abort", ())
+        embedding = asyncio.ensure_future(engine.embed(long, request_id="r"))
+        await asyncio.sleep(0)
+        await engine.abort("r")
+        with pytest.raises(HeadraceError, match="aborted"):
+            await embedding
+        assert len((await last(engine.generate(PROMPT, GREEDY, "r"))).outputs[0].token_ids) == 12
 
     shared(on)
 

@@ -8,7 +8,7 @@ import logging
 import uuid
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -18,7 +18,7 @@ from headrace.config import EngineConfig, EngineOptions, shows_options
 from headrace.core.engine import EngineStats
 from headrace.core.params import SamplingParams
 from headrace.core.types import NewRequest, Pooling
-from headrace.errors import EngineDead, InvalidParams, RequestError, TokenizerError
+from headrace.errors import EngineDead, HeadraceError, InvalidParams, RequestError, TokenizerError
 from headrace.serving.client.base import GRACE_S, AsyncClient
 from headrace.serving.client.child import ENGINE_COMMAND
 from headrace.serving.client.process import MAX_IN_FLIGHT, ProcessClient
@@ -55,6 +55,38 @@ class ProcessOptions:
     max_in_flight: int = MAX_IN_FLIGHT
     timeout_s: float = DEFAULT_TIMEOUT_S
     command: Sequence[str] = ENGINE_COMMAND
+
+
+class Call:
+    """A request that is being prepared. `aborted`: the caller does not want it any more."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+
+class Preparing:
+    """Requests that the client does not know yet, by id: the engine starts, or their prompts are tokenized."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str | None, list[Call]] = {}
+
+    @contextlib.contextmanager
+    def call(self, request_id: str | None) -> Iterator[Call]:
+        """While it is open, `abort` finds the call."""
+        call = Call()
+        key = request_id if isinstance(request_id, str) else None  # what is no text is refused later
+        calls = self._calls.setdefault(key, [])
+        calls.append(call)
+        try:
+            yield call
+        finally:
+            calls.remove(call)
+            if not calls:
+                del self._calls[key]
+
+    def abort(self, request_id: str) -> None:
+        for call in self._calls.get(request_id, ()):
+            call.aborted = True
 
 
 class AsyncLLM:
@@ -94,6 +126,7 @@ class AsyncLLM:
         self._finalizer: weakref.finalize[[Supervisor, str], AsyncLLM] | None = None
         self._closed = False
         self._chats = Turns()
+        self._preparing = Preparing()
         self.inputs = Inputs(config.model, None)
         """Builds requests; its `tokenizer` is None for a model without one, and before the start."""
 
@@ -229,7 +262,7 @@ class AsyncLLM:
 
     # ---- Requests ----
 
-    async def generate(
+    def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, in any of the forms that `LLM.generate` takes; yields results as tokens come.
@@ -244,22 +277,9 @@ class AsyncLLM:
         Raises RequestError for a prompt or parameter that cannot be served, Overloaded if too many requests run or
         wait, and EngineDead. What goes wrong with one completion is in its `finish_reason` and `error`.
         """
-        await self.start()
-        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        new, text = await self._request(prompt, params, request_id)
-        generation = await Generation.start(self.client, self.inputs.tokenizer, new)
-        try:
-            growing = GrowingResult(generation.pending, text, self.inputs.tokenizer)
-            async for deltas in arrivals(generation):
-                for delta in deltas:
-                    growing.add(delta)
-                if (output := growing.partial()) is not None:
-                    yield output
-            yield growing.final()
-        finally:
-            generation.cancel()
+        return self._outputs(partial(_given, prompt), sampling_params, request_id)
 
-    async def chat(
+    def chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
@@ -269,11 +289,11 @@ class AsyncLLM:
 
         Raises TokenizerError if the model has no chat template, RequestError as `generate` does.
         """
-        await self.start()
-        prompt = await self._chats.run(partial(self.inputs.chat, messages))
-        async with contextlib.aclosing(self.generate(prompt, sampling_params, request_id)) as outputs:
-            async for output in outputs:
-                yield output
+
+        async def rendered() -> Prompt:
+            return await self._chats.run(partial(self.inputs.chat, messages))
+
+        return self._outputs(rendered, sampling_params, request_id)
 
     async def embed(
         self,
@@ -289,9 +309,12 @@ class AsyncLLM:
         Raises RequestError for a prompt or option that cannot be served, HeadraceError if the model fails on the
         prompt, and EngineDead.
         """
-        await self.start()
-        kind, shape = as_pooling(pooling), Shape(self.facts.hidden_size, dimensions, normalize)
-        new, text = await self._request(prompt, SamplingParams(max_tokens=0), request_id, kind)
+        with self._preparing.call(request_id) as call:
+            await self.start()
+            kind, shape = as_pooling(pooling), Shape(self.facts.hidden_size, dimensions, normalize)
+            new, text = await self._request(prompt, SamplingParams(max_tokens=0), request_id, kind)
+        if call.aborted:
+            raise HeadraceError("the request was aborted before the engine had it")
         embedding = await embed(self.client, new)
         return shape.output(new, text, embedding.vector, embedding.num_cached_tokens)
 
@@ -302,8 +325,34 @@ class AsyncLLM:
         """
         self._check_loop()
         for one in as_request_ids(request_id):
+            self._preparing.abort(one)
             if self._client is not None:
                 self._client.abort(one)
+
+    async def _outputs(
+        self,
+        prompt: Callable[[], Awaitable[Prompt]],
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The results of one request, whose prompt is made once the engine runs."""
+        with self._preparing.call(request_id) as call:
+            await self.start()
+            params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+            new, text = await self._request(await prompt(), params, request_id)
+        generation = await Generation.start(self.client, self.inputs.tokenizer, new)
+        try:
+            if call.aborted:
+                generation.cancel()
+            growing = GrowingResult(generation.pending, text, self.inputs.tokenizer)
+            async for deltas in arrivals(generation):
+                for delta in deltas:
+                    growing.add(delta)
+                if (output := growing.partial()) is not None:
+                    yield output
+            yield growing.final()
+        finally:
+            generation.cancel()
 
     async def _request(
         self, prompt: Prompt, params: SamplingParams, name: str | None, pooling: Pooling | None = None
@@ -315,6 +364,10 @@ class AsyncLLM:
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         long = isinstance(text, str) and len(text) > SHORT_CHARS
         return await asyncio.to_thread(build) if long else build()
+
+
+async def _given(prompt: Prompt) -> Prompt:
+    return prompt
 
 
 async def _start_process(config: EngineConfig, options: ProcessOptions) -> ProcessClient:
