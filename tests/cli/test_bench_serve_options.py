@@ -36,6 +36,8 @@ from headrace.cli import main
         (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
         (["--extra-body", "{"], "--extra-body must be a JSON object"),
         (["--base-url", "localhost:8000"], "--base-url must look like"),
+        (["--base-url", "http://a..b:8000"], "--base-url must look like"),
+        (["--base-url", "http://localhost:8000/a b"], "--base-url must look like"),
         (["--api-key", "a\nb"], "--api-key must be printable"),
     ],
 )

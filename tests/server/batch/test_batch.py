@@ -359,6 +359,9 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     source = written(tmp_path / "in", [request("a")])
     with pytest.raises(ConfigError, match="cannot be read"):
         BatchInput(tmp_path / "missing")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        BatchInput(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="cannot be written"):
         BatchOutput(tmp_path / "no" / "folder")
     with pytest.raises(ConfigError, match="no regular file"):

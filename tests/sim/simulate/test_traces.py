@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,17 @@ def _written(tmp_path: Path, text: str) -> Path:
 def test_damaged_files_are_refused_before_the_simulation(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         TraceAsks(_written(tmp_path, text), VOCAB)
+
+
+def test_a_pipe_is_refused() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    os.close(writer)
+    try:
+        with pytest.raises(ConfigError, match="no regular file: write it to one"):
+            TraceAsks(Path(f"/dev/fd/{reader}"), VOCAB)
+    finally:
+        os.close(reader)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

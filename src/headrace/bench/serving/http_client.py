@@ -8,6 +8,7 @@ coroutines, which costs several times as much CPU time, on cores that the server
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from dataclasses import dataclass
@@ -57,9 +58,10 @@ class Address:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
+            (host or "").encode("idna")
         except ValueError:
             host = None
-        if not host or parts.scheme not in ("http", "https"):
+        if not host or parts.scheme not in ("http", "https") or not re.fullmatch("[!-~]*", parts.path):
             raise ConfigError(f"--base-url must look like http://127.0.0.1:8000, got {url!r:.200}")
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         return cls(host, port or (443 if tls else 80), parts.path.rstrip("/"), tls)

@@ -49,6 +49,11 @@ class BatchInput:
 
     def __init__(self, path: Path) -> None:
         try:
+            kind = path.stat().st_mode
+            if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+                raise ConfigError(
+                    f"{path} is no regular file: write the requests to one, which is read twice"
+                )
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error

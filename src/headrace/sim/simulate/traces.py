@@ -14,6 +14,8 @@ import heapq
 import itertools
 import json
 import math
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -113,6 +115,10 @@ def _ordered(path: Path) -> Iterator[Entry]:
 def _entries(path: Path) -> Iterator[Entry]:
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
+            if not stat.S_ISREG(os.fstat(lines.fileno()).st_mode):
+                raise ConfigError(
+                    f"the trace {path} is no regular file: write it to one, which is read twice"
+                )
             head = _line(path, lines, 1)
             if head.lstrip("\ufeff").startswith("{"):
                 yield from _mooncake(path, itertools.chain([head], _lines(path, lines, 2)))
