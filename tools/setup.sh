@@ -51,8 +51,9 @@ is_new_enough() {
 }
 
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+    local candidate candidates=(python3 python3.14 python3.13 python3.12 python3.11)
+    [ -z "${PYTHON-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if is_new_enough "$candidate"; then
             echo "$candidate"
             return

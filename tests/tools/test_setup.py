@@ -86,6 +86,13 @@ def test_another_interpreter_than_that_of_the_environment_is_refused(checkout: P
     assert run(checkout, "make", "interpreter", f"PYTHON={sys.executable}") == (0, [])
 
 
+def test_the_path_of_the_interpreter_may_hold_spaces(checkout: Path, tmp_path: Path):
+    link = tmp_path / "my python"
+    link.symlink_to(INTERPRETER)
+    _, lines = run(checkout, "make", "demo", f"PYTHON={link}", interrupt_at="creating .venv")
+    assert lines[0].startswith("setup: creating .venv with Python 3")
+
+
 def test_an_index_that_cannot_be_reached_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in (
         ("PIP_INDEX_URL", "http://127.0.0.1:9/simple"),
