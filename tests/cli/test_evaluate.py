@@ -88,6 +88,7 @@ def test_a_table_and_a_file(texts: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["perplexity", "shape:tiny"], "shape:tiny has random weights: there is nothing to measure"),
         (["kl", "tale", "--reference", "shape:tiny"], "shape:tiny has random weights"),
         (["perplexity", "tale", "--data", "/nowhere/a.txt"], "cannot read /nowhere/a.txt: No such file"),
+        (["perplexity", "tale", "--json", "/no/such/x"], "the result cannot be written to /no/such/x: there is no"),
         (["perplexity", "tale", "--tokens", "0"], "tokens must be"),
         (["agreement", "tale", "--speculative", "ngram", "--answer-tokens", "5000"], "leave no room for a prompt"),
     ],

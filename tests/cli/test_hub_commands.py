@@ -56,7 +56,9 @@ def on_terminal(*words: str, answer: str = "") -> tuple[int, str]:
     return child.wait(timeout=60), said.decode()
 
 
-def test_pull_says_what_came_and_what_to_do_next(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pull_says_what_came_and_what_to_do_next(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pull", "org/gguf:Q8_0"]) == 0
     first = capsys.readouterr().out.splitlines()
     assert first[0] == "org/gguf:Q8_0: 1 file, 1.22 MiB, 1.22 MiB of them downloaded"
@@ -64,6 +66,10 @@ def test_pull_says_what_came_and_what_to_do_next(hub: Hub, capsys: pytest.Captur
     assert first[2].endswith("chat org/gguf:Q8_0`")
     assert main(["pull", "org/gguf:Q8_0"]) == 0
     assert "all of them there already" in capsys.readouterr().out
+    folder = tmp_path / "my models"
+    assert main(["pull", "org/gguf:Q8_0", "--revision", "main", "--download-dir", str(folder)]) == 0
+    said = capsys.readouterr().out.splitlines()[2]
+    assert said.endswith(f"chat org/gguf:Q8_0 --revision main --download-dir '{folder}'`")
 
 
 def test_pull_shows_progress_on_a_terminal(hub: Hub) -> None:

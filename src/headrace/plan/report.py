@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 
 from headrace.core.eviction import Eviction
@@ -102,12 +103,13 @@ def _drafting_rows(resolved: ResolvedConfig) -> list[tuple[str, str]]:
         rows.append(("trees", trees))
     if adaptive:
         rows.append(("rests", "while it takes more time than it saves; then it is tried again"))
+    model = shlex.quote(resolved.model)
     return [
         *rows,
         ("measured rates", "/metrics of a running server, accepted at position p of a draft:"),
         ("", 'headrace:spec_decode_num_accepted_tokens_per_pos_total{position="p"}'),
         ("", "divided by headrace:spec_decode_num_drafts_total"),
-        ("speed-up here", f"headrace bench speculative -m {resolved.model} --methods {resolved.speculative}"),
+        ("speed-up here", f"headrace bench speculative -m {model} --methods {resolved.speculative}"),
     ]
 
 

@@ -50,6 +50,13 @@ def test_every_technique_is_judged_once(small: PlannedModel) -> None:
             assert item.technique.startswith("threads") or item.next == "nothing"
 
 
+def test_commands_quote_the_models_path(small: PlannedModel) -> None:
+    found = judged(replace(small, name="my model"))
+    nexts = [item.next for item in found.items if item.next != "nothing"]
+    assert nexts and all("headrace serve 'my model' " in one for one in nexts)
+    assert "-m 'my model'" in of(found, "speculation").why
+
+
 def test_states_follow_from_the_config(small: PlannedModel) -> None:
     plain = judged(small)
     assert of(plain, "weights in int4").state == "off" and of(plain, "chunked").state == "on"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, engine_options
-from headrace.cli.parser import add_command, add_number, check_range
+from headrace.cli.parser import add_command, add_number, check_range, check_writable
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{model} has random weights: there is nothing to measure")
     if args.measure == "perplexity" and args.reference is not None:
         raise ConfigError("perplexity is of one model: --reference is for kl and agreement")
+    if args.json not in (None, "-"):
+        check_writable("the result", args.json)
     path = BUNDLED_TEXTS if args.data is None else args.data
     records = read_records(path)
     options = engine_options(args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 from headrace.cli.parser import add_cache_flag, add_command, typed
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     )
     print(f"{args.model}: {files}, {format_bytes(done.bytes)}, {fetched}")
     print(f"{done.path} (commit {done.commit})")
-    where = f" --download-dir {args.download_dir}" if args.download_dir else ""
-    revision = f" --revision {args.revision}" if args.revision else ""
-    print(typed(f"Next: `headrace chat {args.model}{revision}{where}`"))
+    words = ["headrace", "chat", args.model]
+    words += ["--revision", args.revision] if args.revision else []
+    words += ["--download-dir", args.download_dir] if args.download_dir else []
+    print(typed(f"Next: `{shlex.join(words)}`"))
     return 0

@@ -6,6 +6,7 @@ Gains are ratios by the cost model: with the technique over without it, everythi
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -91,7 +92,7 @@ class _Maker:
         if not room:
             raise ConfigError(
                 f"{model.name:.80} with a sequence of {traffic.context} tokens does not fit on {_place(hardware)}: "
-                f"see `headrace plan {model.name:.80} --hardware {hardware.label}`"
+                f"see `headrace plan {shlex.quote(model.name)} --hardware {hardware.label}`"
             )
         self.most = min(config.max_num_seqs or _SEQS[hardware.kind], room)
         points = [self.speed.point(batch, traffic) for batch in BATCHES if batch < self.most]
@@ -102,7 +103,7 @@ class _Maker:
         if rate is not None:
             self.point = next((one for one in points if one.requests_per_s >= rate), points[-1])
         self.batch, self.context = self.point.batch, traffic.mean_context
-        self.serve = f"headrace serve {model.name}"
+        self.serve = f"headrace serve {shlex.quote(model.name)}"
 
     def items(self) -> Iterator[Item]:
         """In the order of the guides: memory first, then scheduling, then fewer bits, then the rest."""
@@ -232,7 +233,7 @@ class _Maker:
     def _speculation(self) -> Item:
         gain = speculation_gain(self.speed, self.batch, self.context)
         right = f"if {100 * ACCEPTANCE:.0f} % of drafts are right"
-        why = f"{right}: `headrace bench speculative -m {self.model.name}` measures"
+        why = f"{right}: `headrace bench speculative -m {shlex.quote(self.model.name)}` measures"
         return self._switch(
             "speculation", self.config.speculative is not None, gain, "output tokens/s", why,
             f"{self.serve} --speculative auto",
