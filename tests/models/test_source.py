@@ -94,7 +94,7 @@ ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.
         ({"adapter_config.json": ADAPTER}, r"\(LoRA\) for 'meta-llama/Llama-3.1-8B', .*merge_and_unload\(\)"),
         ({"adapter_config.json": "{}"}, r"it is an adapter \(LoRA\), which needs its base model"),
         ({"pytorch_model.bin": ""}, r"pickled \(pytorch_model.bin\).*\.save_pretrained\('"),
-        ({"training_args.bin": ""}, "holds no config.json$"),
+        ({"training_args.bin": ""}, "holds no config.json: give the folder that holds a model's config.json"),
     ],
 )
 def test_a_folder_that_is_not_a_model_is_described(tmp_path: Path, files: dict[str, str], said: str) -> None:

@@ -238,8 +238,14 @@ def test_files_are_read_up_to_a_limit(
 
 
 def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"has no tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"has no tokenizer.json: copy it .* with --tokenizer$"):
         Tokenizer.from_folder(tmp_path / "nowhere")
+
+
+def test_a_tokenizer_of_an_older_form_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json, only tokenizer.model: convert it once"):
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_largest_id_counts_where_ids_have_gaps(folder_of: FolderOf) -> None:

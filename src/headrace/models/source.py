@@ -149,7 +149,7 @@ def _from_folder(kind: SourceKind, name: str, path: Path) -> ModelSource:
         return _from_gguf(kind, name, gguf)
     config = read_json(path / "config.json")
     if config is None:
-        raise CheckpointError(f"{path} holds no config.json{why_incomplete(path)}")
+        raise CheckpointError(f"{path} holds no config.json{why_incomplete(path) or _MODEL_FOLDER}")
     return ModelSource(
         kind, name, path, _settled(path, config), read_json(path / "generation_config.json") or {}
     )
@@ -185,6 +185,9 @@ def _from_gguf(kind: SourceKind, name: str, path: Path) -> ModelSource:
 
     opened = GGUFCheckpoint(path)
     return ModelSource(kind, name, path, opened.config, opened.generation_config, opened)
+
+
+_MODEL_FOLDER = ": give the folder that holds a model's config.json and safetensors files, or a GGUF file"
 
 
 def why_incomplete(folder: Path) -> str:

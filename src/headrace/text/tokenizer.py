@@ -28,6 +28,8 @@ from headrace.text.tokenizer_files import (
 if TYPE_CHECKING:
     from headrace.text.templates.chat import ChatTemplate
 
+_OLDER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
 
 class Tokenizer:
     """Tokenizer of one model; safe to share between threads.
@@ -77,7 +79,7 @@ class Tokenizer:
         files = read_tokenizer_files(folder)
         text = read_text(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
         if text is None:
-            raise TokenizerError(f"{folder} has no tokenizer.json.")
+            raise TokenizerError(f"{folder} has no tokenizer.json{_what_to_do(folder)}")
         with native_errors(TokenizerError, "tokenizer.json cannot be used"):
             backend = tokenizers.Tokenizer.from_str(text)
         if not backend.get_vocab_size():
@@ -365,3 +367,15 @@ def native_errors(kind: type[HeadraceError], what: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise kind(f"{what}: {str(error)[:300]}.") from error
+
+
+def _what_to_do(folder: Path) -> str:
+    """The end of a sentence on a folder without tokenizer.json."""
+    other = "name another tokenizer with --tokenizer"
+    for name in _OLDER_FILES:
+        if (folder / name).is_file():
+            return (
+                f", only {name}: convert it once with the package transformers: "
+                f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), or {other}"
+            )
+    return f": copy it from where the model comes from, or {other}"
