@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 
@@ -57,6 +59,23 @@ def open_missing_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
+def escape(error: UnicodeError) -> tuple[str, int]:
+    """For `codecs.register_error`: characters that an output's encoding lacks, as JSON escapes them."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    pairs = zip(units[::2], units[1::2], strict=True)
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs), error.end
+
+
+def accept_any_locale() -> None:
+    """Escape what standard output cannot encode, and keep bytes of standard input that are no text for its reader."""
+    codecs.register_error("headrace.escape", escape)
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "headrace.escape")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
 def is_outdated(error: ImportError | OSError) -> bool:
     """Whether a module of this package is not where the map of an editable installation has it."""
     if isinstance(error, ImportError):
@@ -87,6 +106,7 @@ except (ModuleNotFoundError, FileNotFoundError) as error:
 
 def main() -> int:
     """Run the command line of this process; returns its exit status."""
+    accept_any_locale()
     try:
         return run()
     except (ModuleNotFoundError, FileNotFoundError) as error:

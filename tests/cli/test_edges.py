@@ -47,6 +47,41 @@ def test_bytes_that_are_no_text_are_refused(words: list[str]) -> None:
     assert done.stderr == b"headrace: error: standard input cannot be read: it is not UTF-8 text\n"
 
 
+def test_an_argument_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "h\udcff"]) == 1  # as Python hands on a byte that its locale cannot decode
+    assert capsys.readouterr().err == "headrace: error: the prompt is not UTF-8 text\n"
+
+
+def test_a_file_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--file", ""]) == 1
+    assert "the prompt file '' cannot be read: No such file" in capsys.readouterr().err
+
+
+# ---- Locales whose encoding is not UTF-8 ----
+
+ASCII = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_a_prompt_is_the_same_in_any_locale() -> None:
+    done = subprocess.run(
+        [*RUN, "generate", "h\u00e9 \U0001f98a".encode(), *SHORT, "--json"], env=ASCII, capture_output=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii() and json.loads(done.stdout)["prompt"] == "h\u00e9 \U0001f98a"
+
+
+@pytest.mark.parametrize("environment", [ASCII, {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}])
+def test_a_chat_goes_on_after_bytes_that_are_no_text(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [*RUN, "chat", *SHORT],
+        input=b"/help\nh\xff\nh\xc3\xa9\n", env=environment, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (b"max_tokens, \\u2026" if environment is ASCII else b"max_tokens, \xe2\x80\xa6") in done.stdout
+    first, second = done.stderr.splitlines()
+    assert first == b"error: the message is not UTF-8 text" and second.startswith(b"[2 tokens")
+
+
 # ---- Output that cannot be written ----
 
 
@@ -103,6 +138,10 @@ def test_serve_checks_its_address_first(capsys: pytest.CaptureFixture[str]) -> N
             shown = capsys.readouterr()
             assert shown.err.startswith(f"headrace: error: {said}") and shown.err.count("\n") == 1
             assert shown.out == ""
+    for host in ("", "a..b\udcff", "a" * 300):
+        assert main(["serve", "no-such-model", "--host", host]) == 1
+        shown = capsys.readouterr()
+        assert shown.err.startswith("headrace: error: cannot listen on '") and shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

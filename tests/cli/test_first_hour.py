@@ -91,6 +91,17 @@ def test_commands_are_printed_as_they_can_be_typed(monkeypatch: pytest.MonkeyPat
     assert program() == "headrace" and typed(text) == text
 
 
+def test_a_current_folder_that_was_deleted_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "argv", ["/elsewhere/headrace"])
+    assert program() == "/elsewhere/headrace"
+
+
 def test_help_and_errors_name_the_program_that_was_started() -> None:
     done = run("bench", cwd="/usr")
     name = f"{sys.executable} -m headrace"
@@ -192,7 +203,7 @@ def test_a_missing_extra_is_named_before_a_benchmark() -> None:
 @pytest.fixture
 def base_model(tmp_path: Path) -> Path:
     """tale without its chat template and with weights that cannot be loaded."""
-    folder = tmp_path / "base"
+    folder = tmp_path / "my base"
     shutil.copytree(BUNDLED_FOLDER / "tale", folder)
     for name in ("chat_template.jinja", "chat_template.json"):
         (folder / name).unlink(missing_ok=True)
@@ -211,7 +222,7 @@ def test_a_chat_without_a_template_is_refused_before_weights_are_read(
     monkeypatch.setattr("headrace.llm.assemble", lambda *_, **__: loaded.append(1))
     assert main([*words, str(base_model)]) == 1
     error = capsys.readouterr().err
-    assert "has no chat template" in error and f"`headrace generate -m {base_model} " in error
+    assert "has no chat template" in error and f"`headrace generate -m '{base_model}' " in error
     assert error.count("\n") == 1 and not loaded
 
 
@@ -367,6 +378,50 @@ def test_the_list_of_commands_fits_forty_columns() -> None:
         line.split()[0] for line in shown if line.strip()
     }
     assert max(map(len, shown)) <= 40
+
+
+@pytest.mark.parametrize("columns", ["1", "2"])
+def test_help_is_shown_in_any_width(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "--help"])
+    assert ended.value.code == 0 and "Complete one prompt," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_the_prompt_of_a_chat_has_no_colours_where_none_are_wanted(
+    plain: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _chat_to(None, {"TERM": "xterm", **plain}) == b"you>"
+
+
+def test_answers_that_go_to_a_file_come_without_the_prompt(tmp_path: Path) -> None:
+    assert _chat_to(tmp_path / "answers", {"TERM": "xterm"}) == b"you>"
+    assert len((tmp_path / "answers").read_bytes().splitlines()) == 1
+
+
+def _chat_to(file: Path | None, environment: dict[str, str]) -> bytes:
+    """The prompt that a terminal shows in a chat of one message; answers go to a file if one is given."""
+    child, terminal = pty.fork()
+    if child == 0:
+        if file is not None:
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 1)
+        os.execve(sys.executable, [*RUN, "chat", *SHORT], {**os.environ, **environment})
+    try:
+        seen = _until(terminal, b"you>")
+        os.write(terminal, b"Hi\n")
+        _until(terminal, b"tok/s")
+        os.write(terminal, b"/exit\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = 0
+    finally:
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        os.close(terminal)
+    return seen.partition(b"leaves.\r\n")[2].rstrip()
 
 
 def _until(terminal: int, expected: bytes, timeout_s: float = 60.0) -> bytes:

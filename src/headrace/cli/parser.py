@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from headrace.errors import ConfigError, MissingDependency
 from headrace.extras import install_command
 
+_LEAST_COLUMNS = 20
 _COMMAND = re.compile(r"(^ *|`)headrace (?=[a-z])", re.MULTILINE)
 
 
@@ -35,7 +36,10 @@ def program() -> str:
 
 def _short(path: str) -> str:
     """A path as a shell takes it, relative where it is below the current folder."""
-    below = os.path.isabs(path) and Path(path).is_relative_to(Path.cwd())
+    try:
+        below = os.path.isabs(path) and Path(path).is_relative_to(Path.cwd())
+    except FileNotFoundError:  # the current folder has been deleted
+        below = False
     return shlex.quote(os.path.relpath(path) if below else path)
 
 
@@ -91,7 +95,7 @@ def add_command(
         name,
         help=summary,
         usage=f"%(prog)s {arguments}",
-        description=textwrap.fill(description, shutil.get_terminal_size().columns - 2),
+        description=textwrap.fill(description, max(_LEAST_COLUMNS, shutil.get_terminal_size().columns - 2)),
         epilog=typed(examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_options
 from headrace.cli.parser import add_command, typed
-from headrace.cli.text.completions import add_sampling_flags, check_text_model, print_stream, sampling_params
+from headrace.cli.text.completions import (
+    add_sampling_flags,
+    as_utf8,
+    check_text_model,
+    print_stream,
+    sampling_params,
+)
 from headrace.core.params import SamplingParams
 from headrace.errors import HeadraceError, PromptTooLong, RequestError
 
@@ -74,21 +81,21 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args, llm.parts.sampling_defaults)
     chat = Chat(llm, params, args.system)
     if sys.stdin.isatty():
-        print(f"{args.model}: ask away; /help lists commands, Ctrl-D leaves.")
+        print(f"{args.model}: ask away; /help lists commands, Ctrl-D leaves.", file=_talk())
     while True:
         try:
             line = input(_prompt()).strip()
         except EOFError:
-            print()
+            print(file=_talk())
             return 0
         except KeyboardInterrupt:
-            print()
+            print(file=_talk())
             continue
         if line in ("/exit", "/quit"):
             return 0
         if line:
             try:
-                chat.handle(line)
+                chat.handle(as_utf8(line, "the message"))
             except HeadraceError as error:
                 print(f"error: {typed(str(error))}", file=sys.stderr)
 
@@ -109,15 +116,16 @@ class Chat:
     def handle(self, line: str) -> None:
         """Answer a message or run a command. Raises RequestError where that is impossible."""
         if not line.startswith("/"):
-            self._answer(line)
+            self._answer(self._turns, line)
             return
         name, _, rest = line.partition(" ")
         if name not in self._commands:
             raise RequestError(f"there is no command {name}; /help lists them")
         self._commands[name](rest.strip())
 
-    def _answer(self, text: str) -> None:
-        turns = [*self._turns, {"role": "user", "content": text}]
+    def _answer(self, before: list[dict[str, str]], text: str) -> None:
+        """Answer a message after these turns. The conversation is changed once the answer is there."""
+        turns = [*before, {"role": "user", "content": text}]
         system = [{"role": "system", "content": self._system}] if self._system else []
         try:
             with interruptible() as stop:
@@ -131,8 +139,7 @@ class Chat:
     def _retry(self, rest: str) -> None:
         if not self._turns:
             raise RequestError("there is nothing to retry yet")
-        last, self._turns = self._turns[-2]["content"], self._turns[:-2]
-        self._answer(last)
+        self._answer(self._turns[:-2], self._turns[-2]["content"])
 
     def _reset(self, rest: str) -> None:
         self._turns = []
@@ -185,8 +192,18 @@ def until(stop: threading.Event, outputs: Generator[RequestOutput, None, None]) 
                 return
 
 
+def _talk() -> TextIO:
+    """Where the prompt is shown: standard output, or standard error while answers go to a file or a pipe."""
+    return sys.stdout if sys.stdout.isatty() or not sys.stdin.isatty() else sys.stderr
+
+
 def _prompt() -> str:
     if not sys.stdin.isatty():
         return ""
+    if not sys.stdout.isatty():  # input() would write its prompt there
+        print("you> ", end="", file=sys.stderr, flush=True)
+        return ""
+    if readline is None or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb":
+        return "you> "
     # readline must know which characters take no room, or long lines wrap wrongly.
-    return "\001\033[1;36m\002you>\001\033[0m\002 " if readline is not None else "you> "
+    return "\001\033[1;36m\002you>\001\033[0m\002 "

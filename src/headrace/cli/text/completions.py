@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import EngineConfig
 from headrace.core.params import SamplingParams
-from headrace.errors import HeadraceError, TokenizerError
+from headrace.errors import HeadraceError, RequestError, TokenizerError
 from headrace.plan.units import milliseconds
 
 if TYPE_CHECKING:
@@ -65,6 +66,14 @@ def sampling_params(
     )
 
 
+def as_utf8(given: str, what: str) -> str:
+    """Text of an argument or of standard input, which is UTF-8 whatever the locale is. Raises RequestError."""
+    try:
+        return given.encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
+        raise RequestError(f"{what} is not UTF-8 text") from None
+
+
 def check_text_model(model: str, options: Mapping[str, object], *, chat: bool) -> None:
     """Refuse, before weights are read, a model that takes no text, or no chats, also for its chat template.
 
@@ -78,7 +87,7 @@ def check_text_model(model: str, options: Mapping[str, object], *, chat: bool) -
     if folder is None:
         raise TokenizerError(
             f"{model} has random weights and no tokenizer: it can be measured, not prompted "
-            f"(`headrace bench latency -m {model}`)"
+            f"(`headrace bench latency -m {shlex.quote(model)}`)"
         )
     if not chat:
         return
@@ -88,7 +97,7 @@ def check_text_model(model: str, options: Mapping[str, object], *, chat: bool) -
     if "default" not in files.chat_templates:
         raise TokenizerError(
             f"{model} has no chat template, so it is probably a base model: complete text with "
-            f'`headrace generate -m {model} "Once upon a time"`, or use the instruction-tuned version'
+            f'`headrace generate -m {shlex.quote(model)} "Once upon a time"`, or use the instruction-tuned version'
         )
     tried(files.chat_templates["default"], files.tokens)
 

@@ -15,6 +15,7 @@ from headrace.cli.engine_flags import add_engine_flags, add_model_flag, engine_o
 from headrace.cli.parser import add_command
 from headrace.cli.text.completions import (
     add_sampling_flags,
+    as_utf8,
     check_completed,
     check_text_model,
     print_stream,
@@ -92,7 +93,10 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     if [*given, args.file].count(STDIN) > 1:
         raise RequestError("standard input can be read only once: give - only once")
     # echo and here-documents add a newline that is not part of the prompt.
-    prompts = [_read(STDIN).removesuffix("\n") if prompt == STDIN else prompt for prompt in given]
+    prompts = [
+        _read(STDIN).removesuffix("\n") if prompt == STDIN else as_utf8(prompt, "the prompt")
+        for prompt in given
+    ]
     if args.file is not None:
         prompts += [line for line in _read(args.file).split("\n") if line.strip()]
     if not prompts or prompts == [""]:
@@ -103,9 +107,13 @@ def _prompts(args: argparse.Namespace) -> list[str]:
 def _read(source: str) -> str:
     """The text, with newlines as \\n and without a byte-order mark. Not in Python's text mode: a lone \\r stays."""
     try:
-        read = sys.stdin.buffer.read() if source == STDIN else Path(source).read_bytes()
+        if source == STDIN:
+            read = sys.stdin.buffer.read()
+        else:
+            with open(source, "rb") as file:  # Path("") would be the current folder
+                read = file.read()
         return read.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
-        where = "standard input" if source == STDIN else f"the prompt file {source}"
+        where = "standard input" if source == STDIN else f"the prompt file {source or repr(source)}"
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise RequestError(f"{where} cannot be read: {why}") from None
