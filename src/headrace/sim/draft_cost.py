@@ -14,7 +14,7 @@ from typing import Protocol
 from headrace.plan.drafts import DraftHeads, DraftModel
 from headrace.sim.cost import FLOAT_BYTES, CostModel
 from headrace.sim.profile import CPU_STEP, Profile, StepCost
-from headrace.sim.work import CPU_PRODUCTS, SliceShape, StepShape, work_in
+from headrace.sim.work import CPU_PRODUCTS, ModelWork, SliceShape, StepShape, work_in
 
 MODEL_SHARE, LAYERS_SHARE, HEAD_SHARE = 0.85, 2.2, 0.8
 """What a step of a drafter takes beside its ops, as shares of what the engine adds to a step of the model: arrays are
@@ -103,19 +103,21 @@ def make_draft_cost(
     target: CostModel,
     products: Mapping[str, str] = CPU_PRODUCTS,
 ) -> DraftCost | None:
-    """Prices what drafts for `target`, on the same devices; None where tokens are looked up, or nothing drafts.
+    """Prices what drafts for `target` under an engine's plan; None where tokens are looked up, or nothing drafts.
 
     products: as `work_in` takes it."""
     if heads is not None:
         return HeadDrafts(heads, target)
     if draft is None:
         return None
-    work = work_in(draft.spec, draft.memory, products, draft.layers)
-    share = MODEL_SHARE if draft.layers is None else LAYERS_SHARE
+    return price_drafter(draft.name, work_in(draft.spec, draft.memory, products, draft.layers), target)
+
+
+def price_drafter(name: str, work: ModelWork, target: CostModel) -> DraftCost:
+    """Prices a model or layers that draft for `target`, on the same devices."""
+    share = MODEL_SHARE if work.layers is None else LAYERS_SHARE
     model = CostModel(work, target.profile, tp=target.tp, step=_step_cost(target.profile, share))
-    if draft.layers is None:
-        return ModelDrafts(draft.name, model)
-    return LayerDrafts(draft.name, model, target)
+    return ModelDrafts(name, model) if work.layers is None else LayerDrafts(name, model, target)
 
 
 def steady_work(batch: int, context: int, drafts: int) -> DraftWork:

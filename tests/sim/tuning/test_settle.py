@@ -172,7 +172,7 @@ def test_a_goal_is_settled_alike_twice(small: PlannedModel, goal: str) -> None:
 
 @pytest.mark.long
 def test_equal_machines_get_equal_settings_for_bounded_work(small: PlannedModel) -> None:
-    trials = Trials(EngineConfig(small.name), small.spec, machine_of(SLOW), Speeds().profile_of(SLOW))
+    trials = Trials(EngineConfig(small.name), small, machine_of(SLOW), Speeds().profile_of(SLOW))
     settings = Settings(4, "auto", 512, "auto", None)
     first = trials.at_low_rate(settings, 0.5)
     assert first == trials.at_low_rate(settings, 0.5) and trials.requests == 2 * LOW_REQUESTS

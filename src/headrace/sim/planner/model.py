@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.errors import ModelNotFound
 from headrace.models.families import read_spec, weight_names
@@ -20,12 +20,14 @@ from headrace.program.records import Program, WeightRef
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """`program` is lowered with every row computed, as `sim.work` counts; `native` as the CPU kernels run it."""
+    """`program` is lowered with every row computed, as `sim.work` counts; `native` as the CPU kernels run it. source:
+    where it comes from, None of a spec alone."""
 
     name: str
     spec: ModelSpec
     program: Program
     native: Program
+    source: ModelSource | None = field(default=None, repr=False, compare=False)
 
     @property
     def parameters(self) -> int:
@@ -56,13 +58,18 @@ def open_model(name: str) -> PlannedModel:
     family is not implemented.
     """
     source = _source(name)
-    return from_spec(name, _spec(source))
+    try:
+        source = open_source(source)
+        spec = stored_spec(source)
+    except FilesMissing:  # of the config alone
+        spec = read_spec(source.config, source.generation_config)
+    return from_spec(name, spec, source)
 
 
-def from_spec(name: str, spec: ModelSpec) -> PlannedModel:
+def from_spec(name: str, spec: ModelSpec, source: ModelSource | None = None) -> PlannedModel:
     """The model of a spec that is at hand."""
     names = weight_names(spec)
-    return PlannedModel(name, spec, lower(spec, names, narrow=False), lower(spec, names))
+    return PlannedModel(name, spec, lower(spec, names, narrow=False), lower(spec, names), source)
 
 
 def _source(name: str) -> ModelSource:
@@ -76,11 +83,3 @@ def _source(name: str) -> ModelSource:
             f"of the file, or plan for {reference.repository} with --formats"
         )
     return resolve_model(str(locate(reference, weights=False)))
-
-
-def _spec(source: ModelSource) -> ModelSpec:
-    """With the types of the files, or of the config alone where there are no files."""
-    try:
-        return stored_spec(open_source(source))
-    except FilesMissing:
-        return read_spec(source.config, source.generation_config)

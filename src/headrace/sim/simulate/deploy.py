@@ -40,7 +40,6 @@ from headrace.sim.step_budget import TimeBudget
 from headrace.sim.work import CPU_PRODUCTS, model_work
 from headrace.speculative.drafters import Drafters, find_drafters
 
-_NOTHING = Drafters()
 _SETTINGS = (
     "dtype",
     "quantization",
@@ -173,7 +172,7 @@ def deploy_spec(
     stored: ModelSpec,
     machine: Machine,
     profile: Profile,
-    drafters: Drafters = _NOTHING,
+    drafters: Drafters,
 ) -> Deployment:
     """The engine that `config` gives on one CPU machine with this profile, for a model whose spec is known, and what
     drafts for it under this config.

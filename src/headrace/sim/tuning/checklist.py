@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.plan.draft_methods import AUTO, draft_model_name
 from headrace.plan.hardware import Hardware
 from headrace.plan.units import format_bytes
 from headrace.sim.planner.memory import Placement
@@ -20,7 +21,14 @@ from headrace.sim.planner.model import PlannedModel
 from headrace.sim.planner.search import BATCHES
 from headrace.sim.planner.speed import Point, Speed, Speeds, Traffic
 from headrace.sim.step_budget import DECODES
-from headrace.sim.tuning.gains import ACCEPTANCE, footprint_of, planned_kv, speculation_gain
+from headrace.sim.tuning.gains import (
+    ACCEPTANCE,
+    drafters_of,
+    footprint_of,
+    planned_drafts,
+    planned_kv,
+    speculation_gain,
+)
 from headrace.sim.workload.sessions import SHAREGPT_OUTPUT
 
 State = Literal["on", "off", "not for you"]
@@ -231,8 +239,11 @@ class _Maker:
     # ---- the rest ----
 
     def _speculation(self) -> Item:
-        gain = speculation_gain(self.speed, self.batch, self.context)
-        right = f"if {100 * ACCEPTANCE:.0f} % of drafts are right"
+        drafters = drafters_of(self.model, replace(self.config, speculative=self.config.speculative or AUTO))
+        gain = speculation_gain(self.speed, self.batch, self.context, planned_drafts(drafters, self.speed))
+        name = draft_model_name(drafters.option)
+        who = "looked up" if name is None else f"of {name}"
+        right = f"if {100 * ACCEPTANCE:.0f} % of drafts {who} are right"
         why = f"{right}: `headrace bench speculative -m {shlex.quote(self.model.name)}` measures"
         return self._switch(
             "speculation", self.config.speculative is not None, gain, "output tokens/s", why,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from headrace.config import EngineConfig
+from headrace.plan.draft_methods import AUTO
 from headrace.plan.hardware import Hardware
 from headrace.sim.planner.memory import CPU_CHUNK
 from headrace.sim.planner.model import PlannedModel
 from headrace.sim.planner.search import BATCHES
 from headrace.sim.planner.speed import Point, Speed, Speeds, Traffic
-from headrace.sim.tuning.gains import footprint_of, planned_kv, speculation_gain
+from headrace.sim.tuning.gains import drafters_of, footprint_of, planned_drafts, planned_kv, speculation_gain
 from headrace.sim.tuning.goal import LATENCY, PROMISE, THROUGHPUT, Goal
 from headrace.sim.tuning.trials import Settings
+from headrace.speculative.drafters import Drafters
 
 USUAL = Traffic(prompt=220, output=195)
 """Tokens of a usual chat: the means of the conversations that `headrace bench serve` draws by default."""
@@ -74,6 +77,11 @@ class Formula:
         )
         self.types = ("auto", "int8") if both else (config.kv_cache_dtype,)
         self.by_type = {kv: self._speed(kv) for kv in self.types}
+
+    @cached_property
+    def drafters(self) -> Drafters:
+        """What drafts where the choice is open."""
+        return drafters_of(self.model, replace(self.config, speculative=AUTO))
 
     def guess(self) -> Guess:
         """The best by the formula; of a promise that it cannot keep, one sequence at a time."""
@@ -175,9 +183,10 @@ class Formula:
     def _speculation(self, speed: Speed, point: Point) -> str | None:
         if not self.config.kv_cache:
             return None
-        gain = speculation_gain(speed, point.batch, self.traffic.mean_context)
+        drafts, context = planned_drafts(self.drafters, speed), self.traffic.mean_context
+        gain = speculation_gain(speed, point.batch, context, drafts)
         if self.goal.kind == LATENCY:
-            gain = max(gain, speculation_gain(speed, 1, self.traffic.mean_context))
+            gain = max(gain, speculation_gain(speed, 1, context, drafts))
         if self.goal.kind == PROMISE or math.isnan(gain):  # a promise is first kept without drafts
             return None
         return "auto" if gain >= DRAFTS_WORTH else None

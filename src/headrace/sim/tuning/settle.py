@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.plan.draft_methods import draft_model_name
 from headrace.plan.hardware import Hardware, Machine
 from headrace.sim.planner.model import PlannedModel
 from headrace.sim.planner.speed import Point, Speeds, Traffic
@@ -107,7 +108,7 @@ def settle(
     guess = formula.guess()
 
     def trials(tried: EngineConfig) -> Trials:
-        return Trials(tried, model.spec, machine, speeds.profile_of(hardware))
+        return Trials(tried, model, machine, speeds.profile_of(hardware))
 
     chosen: Chosen | None = None
     try:
@@ -155,7 +156,9 @@ def _choices(formula: Formula, guess: Guess, settings: Settings, chosen: Chosen 
     if free.speculative:
         why = "drafts need the KV cache"
         if formula.config.kv_cache:
-            why = f"{100 * ACCEPTANCE:.0f} % of drafts are taken to be right"
+            name = draft_model_name(formula.drafters.option)
+            who = "looked up at no cost" if name is None else f"those of {name}, whose steps are counted"
+            why = f"{100 * ACCEPTANCE:.0f} % of drafts are taken to be right, {who}"
             why += "" if settings.speculative is None else "; fewer are drafted where that does not pay"
         yield choice("speculative", why)
 

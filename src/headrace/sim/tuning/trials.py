@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.config import EngineConfig
-from headrace.models.spec import ModelSpec
 from headrace.plan.hardware import Machine
+from headrace.sim.planner.model import PlannedModel
 from headrace.sim.profile import Profile
 from headrace.sim.simulate.deploy import Deployment, deploy_spec
 from headrace.sim.simulate.executor import Drafts
@@ -20,9 +20,10 @@ from headrace.sim.simulate.load import Load, Service
 from headrace.sim.simulate.run import Simulation
 from headrace.sim.simulate.search import Promise
 from headrace.sim.simulate.tally import Tally
-from headrace.sim.tuning.gains import ACCEPTANCE, DRAFTS
+from headrace.sim.tuning.gains import ACCEPTANCE, DRAFTS, drafters_of
 from headrace.sim.workload.arrivals import Arrivals
 from headrace.sim.workload.sessions import Workload
+from headrace.speculative.drafters import Drafters
 
 MOST_WORK = 120_000
 """Of all simulations of one choice: tokens, and STEP for each step. About 1.5 s of one core."""
@@ -88,10 +89,11 @@ class Trials:
     """Simulates settings with usual conversations, the same ones each time, until MOST_WORK is spent. requests: that
     were answered in all of them."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, machine: Machine, profile: Profile) -> None:
+    def __init__(self, config: EngineConfig, model: PlannedModel, machine: Machine, profile: Profile) -> None:
         self.requests = self.work = 0
-        self._config, self._spec, self._machine, self._profile = config, spec, machine, profile
+        self._config, self._model, self._machine, self._profile = config, model, machine, profile
         self._deployments: dict[Settings, Deployment] = {}
+        self._drafters: dict[str | None, Drafters] = {}  # by the option `speculative`
 
     def check(self, settings: Settings) -> None:
         """Raise ConfigError where the engine cannot be had with these settings, as it does not fit."""
@@ -137,7 +139,10 @@ class Trials:
         known = self._deployments.get(settings)
         if known is None:
             config = settings.put_into(self._config)
-            known = deploy_spec(config, self._spec, self._machine, self._profile)
+            if config.speculative not in self._drafters:
+                self._drafters[config.speculative] = drafters_of(self._model, config)
+            drafters = self._drafters[config.speculative]
+            known = deploy_spec(config, self._model.spec, self._machine, self._profile, drafters)
             self._deployments[settings] = known
         return known
 
@@ -145,7 +150,7 @@ class Trials:
         self, settings: Settings, arrivals: Arrivals, count: int, promise: Promise | None = None
     ) -> Simulation:
         deployment = self._deployment(settings)
-        most = deployment.scheduler.max_draft
+        most = deployment.most_drafts
         drafts = Drafts(min(most, DRAFTS), ACCEPTANCE) if most else None
         load = Load(Workload().within(deployment.max_model_len), arrivals, count)
         service = Service(deployment, drafts=drafts)
