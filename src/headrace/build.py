@@ -157,13 +157,15 @@ def _explained(resolved: ResolvedConfig, header: PackedHeader) -> ResolvedConfig
     return replace(resolved, reasons=tuple(sorted((reasons | packed).items())))
 
 
-def pack(config: EngineConfig, folder: Path, progress: Progress | None = None) -> Survey:
+def pack(
+    config: EngineConfig, folder: Path, progress: Progress | None = None, *, name: str | None = None
+) -> Survey:
     """Write a model into a new folder, its weights as the kernels here read them; `folder` appears when it is
     complete.
 
     It is then a model like any other, see `models.packed`. Memory is needed for one weight at a time. `progress`
-    is called with (tensors read, total). Raises ModelError and ConfigError as `survey` does, and where the folder
-    cannot be written.
+    is called with (tensors read, total). name: what the header calls the model; None: its own. Raises ModelError and
+    ConfigError as `survey` does, and where the folder cannot be written.
     """
     plan = survey(config, mapped=True)
     if plan.source.path is not None and is_packed(plan.source.path):
@@ -179,7 +181,8 @@ def pack(config: EngineConfig, folder: Path, progress: Progress | None = None) -
         else:
             write_configs(fresh, plan.source, opened.eos_ids | {*plan.spec.eos_ids})
             _save_tokenizer(opened, tokenizer, fresh)
-        save_weights(plan.source, plan.spec, plan.resolved, fresh, progress)
+        source = plan.source if name is None else replace(plan.source, name=name)
+        save_weights(source, plan.spec, plan.resolved, fresh, progress)
     return plan
 
 

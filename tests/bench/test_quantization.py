@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headrace.bench.quality.quantization import VARIANTS, best_of, command_words
+from headrace.bench.quality.quantization_page import BEGIN, END, check_page, write_page
+from headrace.bench.report import make_report, row_of_runs
 from headrace.errors import ConfigError
 
 
@@ -24,3 +28,28 @@ def test_variants_are_options_of_the_command() -> None:
 def test_the_line_joins_what_no_other_variant_beats() -> None:
     points = [(4.5, 0.001), (4.5, 0.002), (3.5, 0.01), (5.0, 0.0015), (8.0, 0.0001)]
     assert best_of(points) == [(3.5, 0.01), (4.5, 0.001), (8.0, 0.0001)]
+
+
+def test_the_table_goes_into_its_place_in_a_page(tmp_path: Path) -> None:
+    rows = [
+        row_of_runs({"variant": "as it is"}, [{"perplexity": 1.65}]),
+        row_of_runs({"variant": "gptq:4"}, [{"perplexity": 1.66, "kl": 5e-4}]),
+    ]
+    report = make_report("quantization", rows, config={"model": "tale", "samples": 64})
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nMore.\n")
+    for _ in range(2):
+        check_page(page)
+        write_page(page, report, ("perplexity", "kl"), str(tmp_path / "docs" / "images" / "kl.svg"))
+        text = page.read_text()
+        assert text.startswith("# Title\n\n<!--") and text.endswith("-->\n\nMore.\n") and "old" not in text
+        assert "| `as it is` | 1.6500 |  |" in text and "| `gptq:4` | 1.6600 | 0.0005 |" in text
+        assert "](images/kl.svg)" in text and "`tale`, 64 calibration texts, " in text
+    fresh = tmp_path / "new.md"
+    check_page(fresh)
+    write_page(fresh, report, ("perplexity", "kl"), None)
+    assert fresh.read_text().startswith(BEGIN) and "![" not in fresh.read_text()
+    page.write_text("# No place\n")
+    with pytest.raises(ConfigError, match="has no place for the table"):
+        check_page(page)

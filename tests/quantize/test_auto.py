@@ -58,18 +58,26 @@ def test_matrices_have_the_bits_that_fill_the_budget(format: str, tiny: str, tmp
         }[matrix]  # fmt: skip
         layout = method.layout(f"model.layers.{layer}.{module}")
         assert (layout.bits, layout.group) == (width.bits, width.group), name  # type: ignore[union-attr]
-    sized = table.choose(Budget(size=table.rest + 60_000))
-    exact = quantize(
+    files = sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
+    assert table.whole is not None and table.whole(table.choose(Budget(bits=5.0))) == files
+    asked = files - 5_000
+    sized = table.choose(Budget(size=asked))
+    assert asked - 2_000 < table.whole(sized) <= asked
+    quantize(
         source, spec, replace(options, widths=tuple((name, widths[one]) for name, one in sized)), TEXTS,
         tmp_path / "sized",
     )  # fmt: skip
-    assert table.rest + 50_000 < exact.size <= table.rest + 60_000
+    assert sum(path.stat().st_size for path in (tmp_path / "sized").iterdir()) == table.whole(sized)
+    with pytest.raises(HeadraceError, match="bytes in all: give more") as refused:
+        table.choose(Budget(size=table.rest))
+    least = int(str(refused.value).split(" bytes in all")[0].split()[-1].replace(",", ""))
+    assert table.choose(Budget(size=least)) and table.rest < least < asked
 
 
 def test_what_cannot_be_mixed_is_refused(tiny: str, tmp_path: Path) -> None:
     widths = (("0.qkv", Width(3, 32)), ("0.down", Width(4, 16)))
     for options, text in (
-        (QuantizeOptions("awq", widths=widths), "awq gives all matrices the same bits"),
+        (QuantizeOptions("smoothquant", 8, None, widths=widths), "smoothquant gives all matrices 8 bits"),
         (QuantizeOptions("rtn", format="awq", widths=widths), "awq holds 4 bits, not 3"),
         (QuantizeOptions("rtn", widths=(("0.qkv", Width(4, 8)),)), "must be 16 to 256"),
     ):

@@ -76,7 +76,7 @@ def test_factors_lower_the_error_of_every_fold(family: str, tmp_path: Path) -> N
     for fold in places:
         names = [one.name for one in fold.readers if one in coded]
         before = sum(map(error, names))
-        factors = awq_factors(fold, weights, inputs, coded, scheme)
+        factors = awq_factors(fold, weights, inputs, coded, lambda reader: scheme)
         columns = fold.apply(weights, factors, lambda weight, vector: vector)
         for name in names:
             inputs.divide(name, columns)

@@ -43,7 +43,7 @@ def found(form: Format, codes: Codes | FloatCodes, folder: Path) -> np.ndarray[A
     """What the reader of a format makes of the file."""
     rows, columns = codes.codes.shape
     tensors = form.tensors("m", codes)
-    assert sum(one.array.nbytes for one in tensors) == form.size(rows, columns, codes.scheme)
+    assert [one.form for one in tensors] == form.forms("m", rows, columns, codes.scheme)
     write_tensors(folder / "one.safetensors", tensors)
     file = SafetensorsFile(folder / "one.safetensors")
     config = form.config({codes.scheme: ["m"]}, None, ["head"])

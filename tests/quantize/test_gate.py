@@ -6,16 +6,19 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.cli import main
-from headrace.errors import HeadraceError
 from headrace.evaluation.measures import Agreement, Divergence, Perplexity
 from headrace.evaluation.quality import Limits, Quality, write_quality
-from headrace.quantize.gate import FolderPlan, GGUFPlan, within_limits
+from headrace.models.source import resolve_model
+from headrace.models.stored import stored_spec
+from headrace.quantize.gate import GGUFPlan, LimitsNotMet, within_limits
 from headrace.quantize.gguf.run import GGUFOptions
-from headrace.quantize.options import QuantizeOptions, Report
+from headrace.quantize.ladder import FolderPlan, Step, folder_plan
+from headrace.quantize.options import QuantizeOptions, Report, Width
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, write
 
@@ -37,13 +40,58 @@ def test_limits_say_how_far_off_and_what_would_pass() -> None:
     assert Limits().excess(lost(9.0)) == 0 and Limits(0.0).excess(lost(1e-9)) == float("inf")
 
 
-def test_the_matrices_that_hurt_most_come_first() -> None:
-    wider = FolderPlan(QuantizeOptions()).widened(ERRORS, 0.5)
-    assert wider is not None and wider.options.keep == ("0.qkv",)
-    assert FolderPlan(QuantizeOptions()).widened({"0.qkv": 0.1}, 0.5) is None
-    whole = FolderPlan(QuantizeOptions(head=True)).widened({"head": 0.1, "0.qkv": 0.4, "0.down": 0.2}, 0.0)
-    assert whole is not None and whole.wide == (("0.qkv", "as it was"), ("head", "as it was"))
-    assert not whole.options.head and whole.widened({"0.down": 0.2}, 0.5) is None
+def ladder(asked: int, *wider: int, size: int = 100) -> tuple[Step, ...]:
+    steps = [Step(Width(bits, 32), size * bits) for bits in (asked, *wider)]
+    return (*steps, Step(None, 16 * size))
+
+
+LADDERS = {name: ladder(3, 4, 8) for name in ERRORS}
+
+
+def test_matrices_widen_a_step_at_a_time() -> None:
+    plan = FolderPlan(QuantizeOptions(bits=3, group=32), LADDERS)
+    once = plan.widened(ERRORS, 0.5)
+    assert once is not None and once.options.widths == (("0.qkv", Width(4, 32)),) and not once.options.keep
+    assert once.wide == (("0.qkv", "4 bits, groups of 32"),)
+    twice = once.widened(ERRORS | {"0.qkv": 0.2}, 0.5)
+    assert twice is not None and dict(twice.options.widths).keys() == {"0.qkv", "1.qkv"}
+    whole = plan.widened(ERRORS, 0.0)
+    assert (
+        whole is not None and len(whole.options.keep) == 3
+    )  # with nothing quantised it were the model itself
+    (last,) = ERRORS.keys() - {*whole.options.keep}
+    assert dict(whole.options.widths) == {last: Width(8, 32)} and whole.widened({last: 0.1}, 0.5) is None
+
+
+def test_what_was_measured_comes_before_errors_and_bytes_count() -> None:
+    losses = {name: {Width(3, 32): 1.0, Width(4, 32): 0.2, Width(8, 32): 0.0} for name in ERRORS}
+    losses["1.down"] = {Width(3, 32): 9.0, Width(4, 32): 3.0, Width(8, 32): 0.0}
+    asked = 0
+
+    def measured() -> dict[str, dict[Width, float]]:
+        nonlocal asked
+        asked += 1
+        return losses
+
+    plan = FolderPlan(QuantizeOptions(bits=3, group=32), LADDERS, measured)
+    assert asked == 0
+    wider = plan.widened(ERRORS, 0.7)
+    assert wider is not None and wider.options.widths == (("1.down", Width(4, 32)),) and asked
+    small = FolderPlan(plan.options, LADDERS | {"0.down": ladder(3, 4, 8, size=1)})
+    wider = small.widened(ERRORS, 0.99)
+    assert wider is not None and wider.wide == (("0.down", "4 bits, groups of 32"),)
+
+
+def test_heads_and_formats_of_one_width_go_to_floats() -> None:
+    ladders = dict.fromkeys(("head", "0.qkv", "0.down"), ladder(4))
+    plan = FolderPlan(QuantizeOptions(group=32, head=True, format="awq"), ladders)
+    whole = plan.widened({"head": 0.1, "0.qkv": 0.4, "0.down": 0.2}, 0.0)
+    assert whole is not None and set(whole.wide) == {("0.qkv", "as it was"), ("head", "as it was")}
+    assert not whole.options.head and whole.options.keep == ("0.qkv",)
+    assert whole.widened({"0.down": 0.2}, 0.5) is None
+
+
+def test_types_of_a_file_widen_a_step_at_a_time() -> None:
     tensors = {name: {f"blk.{name}": "Q4_K"} for name in ERRORS}
     plan = GGUFPlan(GGUFOptions("Q4_K_S"), tensors, {"output.weight": "Q6_K"})
     once = plan.widened(ERRORS, 0.6)
@@ -54,39 +102,58 @@ def test_the_matrices_that_hurt_most_come_first() -> None:
     assert ends is not None and ("output.weight", "F16") in ends.wide and ends.widened({}, 0.5) is None
 
 
-def test_rounds_go_on_until_the_limits_are_met(tmp_path: Path) -> None:
-    kept: list[int] = []
+@pytest.mark.parametrize(
+    ("options", "bits"),
+    [
+        ({"bits": 3, "method": "awq"}, [3, 4, 8]),
+        ({"format": "gptq"}, [4, 8]),
+        ({"format": "awq"}, [4]),
+        ({"symmetric": False}, [4]),
+        ({"method": "smoothquant", "bits": 8, "group": None}, [8]),
+        ({"widths": (("0.qkv", Width(2, 16)),), "head": True}, [4, 8]),
+    ],
+)
+def test_ladders_are_what_the_format_holds(options: dict[str, Any], bits: list[int], tmp_path: Path) -> None:
+    write(tmp_path, CONFIGS["mistral"] | {"num_hidden_layers": 1})
+    source = resolve_model(str(tmp_path))
+    plan = folder_plan(source, stored_spec(source), QuantizeOptions(**{"group": 32, **options}), None)
+    ways = plan.ladders["0.down"]
+    assert [one.width.bits for one in ways if one.width] == bits and ways[-1].width is None
+    assert [one.size for one in ways] == sorted({one.size for one in ways})
+    if "widths" in options:
+        assert [one.width for one in plan.ladders["0.qkv"][:2]] == [Width(2, 16), Width(3, 16)]
+        assert len(plan.ladders["head"]) == 3 and plan.ladders["head"][-1].size > 64 * 2048
 
-    def make(plan: FolderPlan, folder: Path) -> Report:
-        folder.mkdir()
-        kept.append(len(plan.options.keep))
+
+def test_rounds_go_on_until_the_limits_are_met() -> None:
+    wide: list[int] = []
+
+    def make(plan: FolderPlan) -> Report:
+        wide.append(sum(2 if to == "as it was" else 1 for _, to in plan.wide))
         return Report({name: e for name, e in ERRORS.items() if name not in plan.options.keep}, 1, 4.0, (), 1)
 
-    def measure(folder: Path) -> tuple[Divergence, Agreement]:
-        return lost(0.08 / (1 + kept[-1]) ** 2), Agreement(1, 256, 1.0, 1.0)
+    def measure() -> tuple[Divergence, Agreement]:
+        return lost(0.08 / (1 + wide[-1]) ** 2), Agreement(1, 256, 1.0, 1.0)
 
     told: list[str] = []
-    plan = FolderPlan(QuantizeOptions())
-    *_, folder = within_limits(plan, Limits(0.01), tmp_path / "out", make, measure, told.append)
-    assert folder.is_dir() and kept == sorted(kept) and kept[-1] >= 2 and len(told) == len(kept) - 1
-    with pytest.raises(HeadraceError, match=r"the limits are not met.*--max-kl 0\.00\d+ would pass"):
-        within_limits(plan, Limits(1e-9), tmp_path / "out", make, measure, told.append)
-    assert not folder.exists() and not (tmp_path / "out").exists()
+    plan = FolderPlan(QuantizeOptions(bits=3, group=32), LADDERS)
+    found, report, *_ = within_limits(plan, Limits(0.01), make, measure, told.append)
+    assert found.wide and report.errors and wide == sorted(wide) and wide[-1] >= 2
+    assert len(told) == len(wide) - 1
+    with pytest.raises(LimitsNotMet, match=r"the limits are not met.*--max-kl 0\.00\d+ would pass"):
+        within_limits(plan, Limits(1e-9), make, measure, told.append)
 
 
-def test_what_is_not_a_number_does_not_pass_and_no_limit_is_advised(tmp_path: Path) -> None:
-    def make(plan: FolderPlan, folder: Path) -> Report:
-        folder.mkdir()
+def test_what_is_not_a_number_does_not_pass_and_no_limit_is_advised() -> None:
+    def make(plan: FolderPlan) -> Report:
         return Report({name: e for name, e in ERRORS.items() if name not in plan.options.keep}, 1, 4.0, (), 1)
 
-    def measure(folder: Path) -> tuple[Divergence, Agreement]:
+    def measure() -> tuple[Divergence, Agreement]:
         return lost(float("nan"), float("nan")), Agreement(1, 256, 0.0, 0.0)
 
-    with pytest.raises(HeadraceError, match="gives infinite numbers"):
-        within_limits(
-            FolderPlan(QuantizeOptions()), Limits(0.01), tmp_path / "out", make, measure, lambda text: None
-        )
-    assert not list(tmp_path.iterdir())
+    plan = FolderPlan(QuantizeOptions(bits=3, group=32), LADDERS)
+    with pytest.raises(LimitsNotMet, match="gives infinite numbers"):
+        within_limits(plan, Limits(0.01), make, measure, lambda text: None)
 
 
 def test_the_page_has_layers_in_order_and_the_head_after_them(tmp_path: Path) -> None:
@@ -95,9 +162,12 @@ def test_the_page_has_layers_in_order_and_the_head_after_them(tmp_path: Path) ->
     write_quality(tmp_path, quality)
     assert list(json.loads((tmp_path / "quality.json").read_text())["layers"]) == ["2", "10", "head"]
     page = (tmp_path / "QUALITY.md").read_text()
+    assert "| bits a weight | 4.00 |" in page
     assert "| head | 30.00% | head | 30.00% |" in page and "change of the products" in page
-    write_quality(tmp_path, replace(quality, calibrated=False))
+    write_quality(tmp_path, replace(quality, calibrated=False, all_bits=5.25))
     page = (tmp_path / "QUALITY.md").read_text()
+    assert "| bits a weight | 4.00 (5.25 of all matrices, floats included) |" in page
+    assert json.loads((tmp_path / "quality.json").read_text())["all_bits"] == 5.25
     assert "|change of the weights| / |weights|: root" in page and "products" not in page
 
 
@@ -158,9 +228,18 @@ def test_the_command_widens_and_writes_its_page(
         "| KL divergence, mean |" in page and "| 1 |" in page and "<svg" in (out / "quality.svg").read_text()
     )
     good = tmp_path / "good"
+    capsys.readouterr()
     assert main([*words, "-o", str(good), "--max-kl", str(0.6 * before)]) == 0
     found = json.loads((good / "quality.json").read_text())
     assert found["divergence"]["mean"] <= 0.6 * before and found["wide"]
+    if not format.startswith("gguf"):
+        assert all(to == "8 bits, groups of 32" for _, to in found["wide"])
+        floats = tmp_path / "floats"
+        capsys.readouterr()
+        assert main([*words, "-o", str(floats), "--format", "awq", "--max-kl", str(0.6 * before)]) == 0
+        assert "weights of all matrices" in capsys.readouterr().out
+        assert "floats included" in (floats / "QUALITY.md").read_text()
+        shutil.rmtree(floats)
     assert main([*words, "-o", str(tmp_path / "none"), "--max-kl", "1e-12"]) == 1
     assert "would pass" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "model", "out"]

@@ -20,6 +20,7 @@ KILLS = 10
 FORMS = {
     "gptq": ["--method", "gptq", "--format", "gptq", "--group-size", "32", "--act-order", "--head"],
     "gguf": ["--format", "gguf:Q4_0"],
+    "headrace": ["--format", "headrace", "--group-size", "32"],
 }
 
 
@@ -48,7 +49,7 @@ def test_ten_kills_change_no_byte(form: str, model: Path, tmp_path: Path) -> Non
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            kills += len(list(unfinished(killed).glob("*.safetensors"))) > 0
+            kills += len(list(unfinished(killed).rglob("*.safetensors"))) > 0
         if killed.exists():  # what has its name is whole: once more from the beginning
             assert contents(killed) == expected
             shutil.rmtree(killed)

@@ -86,7 +86,8 @@ def test_readers_find_the_weights_that_were_computed(
     scheme = Scheme(bits, group, symmetric, scale=scale, least_zero=form.least_zero)
     codes = gptq(weight, x.T @ x, scheme, order)
     tensors = form.tensors("m", codes)
-    assert sum(one.array.nbytes for one in tensors) == form.size(64, 96, scheme)
+    assert [one.form for one in tensors] == form.forms("m", 64, 96, scheme)
+    assert all(one.form.size == one.array.nbytes for one in tensors)
     write_tensors(tmp_path / "one.safetensors", tensors)
     file = SafetensorsFile(tmp_path / "one.safetensors")
     method = read_method(format, ConfigReader(form.config({scheme: ["m"]}, order, ["head"])))
@@ -169,7 +170,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_files(
     with pytest.raises(Killed):
         run(tmp_path / "cut", step)
     unfinished = tmp_path / ".cut.unfinished"
-    (unfinished / "model-00002-of-00003.safetensors.part").write_bytes(b"half")
+    (unfinished / "files" / "model-00002-of-00003.safetensors.part").write_bytes(b"half")
     assert not (tmp_path / "cut").exists() and unfinished.exists()
     run(tmp_path / "cut")
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())

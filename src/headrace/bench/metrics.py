@@ -79,7 +79,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "checkpoint_bytes": Metric("size", "bytes", "all weights in the files", _bytes),
         "bits_per_weight": Metric(
-            "bits", "bits", "of a weight of the quantised matrices, scales and zeros included", _ratio
+            "bits", "bits", "of a weight of the matrices in layers, scales, zeros and floats included", _ratio
         ),
         "decode_1_tokens_per_s": Metric("tok/s, B=1", "tokens/s", "decoding of one request", _rate),
         "decode_32_tokens_per_s": Metric("tok/s, B=32", "tokens/s", "decoding of 32 requests at once", _rate),

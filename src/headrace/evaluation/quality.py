@@ -56,7 +56,8 @@ def _above(value: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Quality:
     """model, reference: their names. how: the command. errors: of each matrix, the relative error of its
-    products. size: in bytes, of all weights. bits: of a weight of the quantised matrices. wide: (matrix, format) of
+    products. size: in bytes, of all weights. bits: of a weight of the quantised matrices. all_bits: of all matrices,
+    those that stayed floats included; None: there are none. wide: (matrix, format) of
     those that got more bits to meet the limits. calibrated: False where the errors are those of the weights."""
 
     model: str
@@ -70,6 +71,7 @@ class Quality:
     limits: Limits = dataclasses.field(default_factory=Limits)
     wide: tuple[tuple[str, str], ...] = ()
     calibrated: bool = True
+    all_bits: float | None = None
 
     def layers(self) -> dict[str, float]:
         """The root mean square error of each layer's matrices, by its number; then of "head", where that is codes."""
@@ -92,9 +94,13 @@ class Quality:
             ("greedy answers that are the same", f"{answers.equal:.1%} of {answers.answers}"),
             ("the same from their beginning", f"{answers.prefix:.1%} of {answers.tokens} tokens"),
             ("tokens measured", f"{one.model.tokens:,}"),
-            ("bits a weight", f"{self.bits:.2f}"),
+            ("bits a weight", f"{self.bits:.2f}{self._all_bits()}"),
             ("size", f"{self.size / 1e6:,.1f} MB"),
         ]
+
+    def _all_bits(self) -> str:
+        all_bits = self.all_bits or self.bits
+        return "" if all_bits == self.bits else f" ({all_bits:.2f} of all matrices, floats included)"
 
 
 def write_quality(folder: Path, quality: Quality) -> None:
@@ -109,6 +115,7 @@ def _numbers(quality: Quality) -> dict[str, Any]:
     for name in ("model", "reference"):
         found["divergence"][name]["perplexity"] = getattr(quality.divergence, name).value
     found["layers"] = quality.layers()
+    found["all_bits"] = quality.all_bits or quality.bits
     return found
 
 

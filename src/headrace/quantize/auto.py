@@ -12,6 +12,7 @@ from headrace.errors import ConfigError
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.quantize.budget import Choice, Table
+from headrace.quantize.folder_size import folder_size
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import floats_of
 from headrace.quantize.options import QuantizeOptions, Width
@@ -85,7 +86,12 @@ def width_table(
         for name, _ in one.parts
     }
     rest = job.stored_bytes([name for name in job.checkpoint.file_of if name not in coded])
-    return Table(rows, count, rest), by_name
+
+    def whole(names: Sequence[tuple[str, str]]) -> int:
+        chosen = tuple((name, by_name[choice]) for name, choice in names)
+        return folder_size(Job(source, spec, replace(options, widths=chosen), job.stored))
+
+    return Table(rows, count, rest, whole), by_name
 
 
 def _probe(widths: Sequence[Width]) -> Width:

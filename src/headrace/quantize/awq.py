@@ -3,8 +3,9 @@ that read them are rounded, so that their weights lose less."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -24,26 +25,34 @@ _SMALLEST = 1e-4
 
 
 def awq_factors(
-    fold: Fold, weights: Weights, inputs: Hessians, coded: Collection[WeightRef], scheme: Scheme
+    fold: Fold,
+    weights: Weights,
+    inputs: Hessians,
+    coded: Collection[WeightRef],
+    schemes: Callable[[WeightRef], Scheme],
 ) -> Tensor:
     """[F], or [E, F]: what the features of a fold are to be divided by, for the least error of the products.
 
-    coded: those of the readers that become codes. The trials are x^a and x^a / w^(1-a), where x is the root of a
-    feature's mean square, w the mean magnitude of its weights as parts of the largest one in their groups.
+    coded: those of the readers that become codes, in the schemes that the function gives. The trials are x^a and
+    x^a / w^(1-a), where x is the root of a feature's mean square, w the mean magnitude of its weights as parts of the
+    largest one in their groups.
     """
-    plain = replace(scheme, clip=False)
-    readers = [reader for reader in fold.readers if reader in coded]
+    readers = [(reader, replace(schemes(reader), clip=False)) for reader in fold.readers if reader in coded]
     if fold.by_expert:
         experts = zip(
-            *(zip(_matrices(weights, one), inputs.of(one.name), strict=True) for one in readers), strict=True
+            *(
+                zip(_matrices(weights, one), inputs.of(one.name), repeat(scheme), strict=False)
+                for one, scheme in readers
+            ),
+            strict=True,
         )
-        return torch.stack([_search(fold, pairs, plain) for pairs in experts])
-    pairs = [
-        pair
-        for reader in readers
-        for pair in zip(_matrices(weights, reader), inputs.sums(reader.name), strict=True)
+        return torch.stack([_search(fold, trials) for trials in experts])
+    trials = [
+        (matrix, hessian, scheme)
+        for reader, scheme in readers
+        for matrix, hessian in zip(_matrices(weights, reader), inputs.sums(reader.name), strict=True)
     ]
-    return _search(fold, pairs, plain)
+    return _search(fold, trials)
 
 
 def awq(weight: Tensor, hessian: Tensor, scheme: Scheme) -> Codes:
@@ -51,13 +60,13 @@ def awq(weight: Tensor, hessian: Tensor, scheme: Scheme) -> Codes:
     return rtn(weight, replace(scheme, clip=True), hessian)
 
 
-def _search(fold: Fold, pairs: Sequence[tuple[Tensor, Tensor]], scheme: Scheme) -> Tensor:
-    """[F], for matrices [R, C] with the power of their inputs [C, C]."""
-    power = sum(hessian.diagonal() for _, hessian in pairs)
+def _search(fold: Fold, trials: Sequence[tuple[Tensor, Tensor, Scheme]]) -> Tensor:
+    """[F], for matrices [R, C] with the power of their inputs [C, C], and their schemes."""
+    power = sum(hessian.diagonal() for _, hessian, _ in trials)
     assert isinstance(power, Tensor)
     inputs = fold.gather(power).sqrt().clamp(min=_SMALLEST * float(power.max()) ** 0.5)
-    sampled = [_sample(matrix, len(pairs)) for matrix, _ in pairs]
-    sizes = torch.cat([_relative(matrix, scheme) for matrix in sampled]).mean(0)
+    sampled = [(_sample(matrix, len(trials)), hessian, scheme) for matrix, hessian, scheme in trials]
+    sizes = torch.cat([_relative(matrix, scheme) for matrix, _, scheme in sampled]).mean(0)
     sizes = fold.gather(sizes).clamp(min=_SMALLEST)
     best, least = torch.ones_like(inputs), torch.inf
     for number in range(2 * GRID + 1):
@@ -69,10 +78,7 @@ def _search(fold: Fold, pairs: Sequence[tuple[Tensor, Tensor]], scheme: Scheme) 
         columns = fold.spread(factors)
         if not bool(torch.isfinite(factors).all()) or not bool((factors > 0).all()):
             continue
-        error = sum(
-            _error(matrix, hessian, columns, scheme)
-            for matrix, (_, hessian) in zip(sampled, pairs, strict=True)
-        )
+        error = sum(_error(matrix, hessian, columns, scheme) for matrix, hessian, scheme in sampled)
         if error < least:
             best, least = factors, error
     return best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,27 +31,45 @@ class Budget:
 @dataclass(frozen=True, slots=True)
 class Table:
     """rows: the choices of each matrix, or tensor, by name. weights: of all of them. rest: bytes of what else there
-    is."""
+    is, about. whole: bytes of all files for some choices (name, choice); None: `rest` and the choices are all."""
 
     rows: Mapping[str, Sequence[Choice]]
     weights: int
     rest: int
+    whole: Callable[[Sequence[tuple[str, str]]], int] | None = None
 
     def choose(self, budget: Budget) -> tuple[tuple[str, str], ...]:
         """(name, choice) of each row. Raises ConfigError where the budget is too small."""
+        smallest = [min(row, key=lambda one: one.size) for row in self.rows.values()]
+        least = sum(one.size for one in smallest)
         if budget.bits is not None:
             room = int(budget.bits * self.weights / 8)
         else:
             assert budget.size is not None
             room = budget.size - self.rest
-        least = sum(min(one.size for one in row) for row in self.rows.values())
-        if least > room:
-            raise ConfigError(
-                f"the smallest choices need {8 * least / self.weights:.2f} bits a weight, and {least + self.rest:,} "
-                "bytes in all: give more --bits-per-weight or --size"
-            )
-        found = allocate(list(self.rows.values()), room)
-        return tuple((name, choice.name) for name, choice in zip(self.rows, found, strict=True))
+        while room >= least:
+            chosen = allocate(list(self.rows.values()), room)
+            excess = 0 if budget.size is None else self._size(chosen) - budget.size
+            if excess <= 0:
+                return self._named(chosen)
+            if room == least:
+                break
+            room = max(
+                least, room - excess
+            )  # headers and the config are longer for some choices than for others
+        raise ConfigError(
+            f"the smallest choices need {8 * least / self.weights:.2f} bits a weight, and {self._size(smallest):,} "
+            "bytes in all: give more --bits-per-weight or --size"
+        )
+
+    def _named(self, choices: Sequence[Choice]) -> tuple[tuple[str, str], ...]:
+        return tuple((name, choice.name) for name, choice in zip(self.rows, choices, strict=True))
+
+    def _size(self, choices: Sequence[Choice]) -> int:
+        """Bytes of all files."""
+        if self.whole is not None:
+            return self.whole(self._named(choices))
+        return self.rest + sum(one.size for one in choices)
 
 
 def allocate(table: Sequence[Sequence[Choice]], budget: int) -> list[Choice]:

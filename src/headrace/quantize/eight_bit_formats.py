@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from headrace.quantize.formats import (
+    SCALE_NAMES,
+    Form,
     Tensor,
     compressed_config,
     config_group,
@@ -32,8 +34,11 @@ class IntQuantized:
     def fits(self, rows: int, columns: int, scheme: Scheme) -> bool:
         return True
 
-    def size(self, rows: int, columns: int, scheme: Scheme) -> int:
-        return rows * (columns + (4 if scheme.scale == "f32" else 2))
+    def forms(self, module: str, rows: int, columns: int, scheme: Scheme) -> list[Form]:
+        return [
+            Form(f"{module}.weight", "I8", (rows, columns)),
+            Form(f"{module}.weight_scale", SCALE_NAMES[scheme.scale], (rows, 1)),
+        ]
 
     def tensors(self, module: str, codes: Codes) -> list[Tensor]:
         signed = (codes.codes.numpy() ^ np.uint8(0x80)).view(np.int8)
@@ -59,9 +64,15 @@ class FloatQuantized:
     def fits(self, rows: int, columns: int, scheme: FloatScheme) -> bool:
         return scheme.strategy != "block" or _whole_blocks(rows, columns)
 
-    def size(self, rows: int, columns: int, scheme: FloatScheme) -> int:
-        scales = {"tensor": 1, "channel": rows, "block": rows * columns // BLOCK**2}[scheme.strategy]
-        return rows * columns + scales * (4 if scheme.scale == "f32" else 2) + 4 * scheme.static
+    def forms(self, module: str, rows: int, columns: int, scheme: FloatScheme) -> list[Form]:
+        scales: dict[str, tuple[int, ...]] = {
+            "tensor": (1,), "channel": (rows, 1), "block": (rows // BLOCK, columns // BLOCK)
+        }  # fmt: skip
+        found = [
+            Form(f"{module}.weight", "F8_E4M3", (rows, columns)),
+            Form(f"{module}.weight_scale", SCALE_NAMES[scheme.scale], scales[scheme.strategy]),
+        ]
+        return [*found, Form(f"{module}.input_scale", "F32", (1,))] if scheme.static else found
 
     def tensors(self, module: str, codes: FloatCodes) -> list[Tensor]:
         strategy = codes.scheme.strategy
@@ -100,8 +111,11 @@ class BlockFloats:
     def fits(self, rows: int, columns: int, scheme: FloatScheme) -> bool:
         return _whole_blocks(rows, columns)
 
-    def size(self, rows: int, columns: int, scheme: FloatScheme) -> int:
-        return rows * columns + 4 * (rows * columns // BLOCK**2)
+    def forms(self, module: str, rows: int, columns: int, scheme: FloatScheme) -> list[Form]:
+        return [
+            Form(f"{module}.weight", "F8_E4M3", (rows, columns)),
+            Form(f"{module}.weight_scale_inv", "F32", (rows // BLOCK, columns // BLOCK)),
+        ]
 
     def tensors(self, module: str, codes: FloatCodes) -> list[Tensor]:
         scales = codes.scales[::BLOCK].float().contiguous()

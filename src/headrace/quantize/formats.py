@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from headrace import __version__
 from headrace.errors import ConfigError
+from headrace.models.safetensors_reader import ITEM_BYTES
 from headrace.quantize.gptq import DAMPING, Order
 from headrace.quantize.scheme import Codes, Scheme
 
@@ -26,6 +28,28 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LONGEST_PATTERN = 400
 
 
+SCALE_NAMES = {"f16": "F16", "bf16": "BF16", "f32": "F32"}
+"""In safetensors, by the names of schemes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A tensor of a file without its values. dtype: the name in safetensors."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.itemsize
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """dtype: the name in safetensors; arrays of bfloat16 are their bits."""
@@ -33,6 +57,10 @@ class Tensor:
     name: str
     dtype: str
     array: NDArray[Any]
+
+    @property
+    def form(self) -> Form:
+        return Form(self.name, self.dtype, self.array.shape)
 
 
 class Format(Protocol):
@@ -49,8 +77,8 @@ class Format(Protocol):
         """Whether it can hold such a matrix, and others read it."""
         ...
 
-    def size(self, rows: int, columns: int, scheme: Any) -> int:
-        """Bytes of the tensors of such a matrix."""
+    def forms(self, module: str, rows: int, columns: int, scheme: Any) -> list[Form]:
+        """Of the tensors of such a matrix."""
         ...
 
     def tensors(self, module: str, codes: Any) -> list[Tensor]: ...
@@ -72,10 +100,16 @@ class CompressedTensors:
     def fits(self, rows: int, columns: int, scheme: Scheme) -> bool:
         return columns % (scheme.group or 1) == 0 and columns * scheme.bits % 32 == 0
 
-    def size(self, rows: int, columns: int, scheme: Scheme) -> int:
+    def forms(self, module: str, rows: int, columns: int, scheme: Scheme) -> list[Form]:
         groups = columns // (scheme.group or columns)
-        zeros = 0 if scheme.symmetric else 4 * groups * words(rows, scheme.bits)
-        return rows * (4 * words(columns, scheme.bits) + 2 * groups) + zeros + 16
+        found = [
+            Form(f"{module}.weight_packed", "I32", (rows, words(columns, scheme.bits))),
+            Form(f"{module}.weight_scale", SCALE_NAMES[scheme.scale], (rows, groups)),
+            Form(f"{module}.weight_shape", "I64", (2,)),
+        ]
+        if not scheme.symmetric:
+            found.append(Form(f"{module}.weight_zero_point", "I32", (words(rows, scheme.bits), groups)))
+        return found
 
     def tensors(self, module: str, codes: Codes) -> list[Tensor]:
         rows, columns = codes.codes.shape
@@ -119,10 +153,14 @@ class GPTQ:
         whole = columns % (scheme.group or 1) == 0
         return whole and rows * scheme.bits % 32 == 0 and columns * scheme.bits % 32 == 0
 
-    def size(self, rows: int, columns: int, scheme: Scheme) -> int:
+    def forms(self, module: str, rows: int, columns: int, scheme: Scheme) -> list[Form]:
         groups = columns // (scheme.group or columns)
-        zeros = 4 * groups * words(rows, scheme.bits)
-        return rows * (4 * words(columns, scheme.bits) + 2 * groups) + zeros + 4 * columns
+        return [
+            Form(f"{module}.qweight", "I32", (words(columns, scheme.bits), rows)),
+            Form(f"{module}.qzeros", "I32", (groups, words(rows, scheme.bits))),
+            Form(f"{module}.scales", SCALE_NAMES[scheme.scale], (groups, rows)),
+            Form(f"{module}.g_idx", "I32", (columns,)),
+        ]
 
     def tensors(self, module: str, codes: Codes) -> list[Tensor]:
         bits = codes.scheme.bits
@@ -173,9 +211,13 @@ class AWQ:
     def fits(self, rows: int, columns: int, scheme: Scheme) -> bool:
         return columns % (scheme.group or 1) == 0 and rows % AWQ_EACH == 0
 
-    def size(self, rows: int, columns: int, scheme: Scheme) -> int:
+    def forms(self, module: str, rows: int, columns: int, scheme: Scheme) -> list[Form]:
         groups = columns // (scheme.group or columns)
-        return rows * columns // 2 + rows * groups // 2 + 2 * rows * groups
+        return [
+            Form(f"{module}.qweight", "I32", (columns, rows // AWQ_EACH)),
+            Form(f"{module}.qzeros", "I32", (groups, rows // AWQ_EACH)),
+            Form(f"{module}.scales", SCALE_NAMES[scheme.scale], (groups, rows)),
+        ]
 
     def tensors(self, module: str, codes: Codes) -> list[Tensor]:
         return [

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from headrace.errors import ModelError
@@ -14,7 +12,7 @@ from headrace.evaluation.measures import Agreement, Divergence
 from headrace.evaluation.quality import Limits
 from headrace.gguf.types import TYPES
 from headrace.quantize.gguf.run import GGUFOptions
-from headrace.quantize.options import HEAD, QuantizeOptions, Report
+from headrace.quantize.options import Report
 
 ROUNDS = 8
 _AIM = 0.8
@@ -27,8 +25,12 @@ _WIDER: Mapping[str, str] = {
 """The next type of tensors that hurt."""
 
 
+class LimitsNotMet(ModelError):
+    """Not even by the widest choices; says which limits would be met."""
+
+
 class Plan(Protocol):
-    """How a model is quantised; see `FolderPlan` and `GGUFPlan`."""
+    """How a model is quantised; see `ladder.FolderPlan` and `GGUFPlan`."""
 
     @property
     def wide(self) -> tuple[tuple[str, str], ...]:
@@ -39,32 +41,6 @@ class Plan(Protocol):
         """With more bits for the matrices that hurt most, so that about `part` of the squared errors is left; None
         where all are as wide as they can be."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class FolderPlan:
-    """Matrices that hurt stay in the model's own floats."""
-
-    options: QuantizeOptions
-
-    @property
-    def wide(self) -> tuple[tuple[str, str], ...]:
-        return tuple((name, "as it was") for name in self.options.keep)
-
-    def widened(self, errors: Mapping[str, float], part: float) -> Self | None:
-        kept, left, whole = list(self.options.keep), _squares(errors), _squares(errors)
-        within = sorted((name for name in errors if name != HEAD), key=lambda one: -errors[one])
-        may = {*within[:-1], HEAD}  # a model with nothing quantised is the model itself
-        worst = sorted(may.intersection(errors), key=lambda one: (-errors[one], one))
-        if not worst:
-            return None
-        for name in worst:
-            if left <= part * whole:
-                break
-            kept.append(name)
-            left -= errors[name] ** 2
-        head = self.options.head and HEAD not in kept
-        return replace(self, options=replace(self.options, keep=tuple(kept), head=head))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,36 +83,24 @@ class GGUFPlan:
         return replace(self, options=replace(self.options, types=types_now)) if moved else None
 
 
-def _squares(errors: Mapping[str, float]) -> float:
-    return sum(error**2 for error in errors.values())
-
-
 P = TypeVar("P", bound=Plan)
-Measure = Callable[[Path], tuple[Divergence, Agreement]]
+Measure = Callable[[], tuple[Divergence, Agreement]]
 
 
 def within_limits(
-    plan: P,
-    limits: Limits,
-    folder: Path,
-    make: Callable[[P, Path], Report],
-    measure: Measure,
-    tell: Callable[[str], None],
-) -> tuple[P, Report, Divergence, Agreement, Path]:
-    """Quantise into a folder beside `folder`, measure, and widen until the limits are met. Gives that folder, which
-    the caller renames.
+    plan: P, limits: Limits, make: Callable[[P], Report], measure: Measure, tell: Callable[[str], None]
+) -> tuple[P, Report, Divergence, Agreement]:
+    """Quantise, measure, and widen until the limits are met. What `make` made last is within them.
 
-    Raises ModelError, saying which limits would be met, where the widest choices do not meet them, and leaves nothing.
+    Raises LimitsNotMet, saying which limits would be met, where the widest choices do not meet them.
     """
-    trial = folder.with_name(f".{folder.name}.trial")
     best: tuple[float, Divergence] | None = None
     for number in range(ROUNDS):
-        shutil.rmtree(trial, ignore_errors=True)
-        report = make(plan, trial)
-        divergence, agreement = measure(trial)
+        report = make(plan)
+        divergence, agreement = measure()
         excess = limits.excess(divergence)
         if excess <= 1.0:
-            return plan, report, divergence, agreement, trial
+            return plan, report, divergence, agreement
         if best is None or excess < best[0]:
             best = excess, divergence
         wider = plan.widened(report.errors, _AIM / excess)
@@ -147,14 +111,13 @@ def within_limits(
             f"limits; more bits for {len(wider.wide)} matrices"
         )
         plan = wider
-    shutil.rmtree(trial, ignore_errors=True)
     assert best is not None
     if not math.isfinite(best[1].mean + best[1].perplexity_increase):
-        raise ModelError(
+        raise LimitsNotMet(
             "the limits are not met: the quantised model gives infinite numbers, or none; give more --bits or a wider "
             "type"
         )
-    raise ModelError(
+    raise LimitsNotMet(
         f"the limits are not met: the KL divergence is {best[1].mean:.3g} and the perplexity "
         f"{best[1].perplexity_increase:+.3%} even with more bits for the matrices that hurt; "
         f"{limits.would_pass(best[1])} would pass, or more --bits or a wider type"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from headrace import __version__
 from headrace.errors import ConfigError, UnsupportedModel
 from headrace.models.families import weight_names
 from headrace.models.identity import weights_identity
-from headrace.models.safetensors_reader import Checkpoint
+from headrace.models.safetensors_reader import ITEM_BYTES, Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights
@@ -20,7 +20,7 @@ from headrace.program.lower import lower
 from headrace.program.records import WeightRef
 from headrace.quantize.ends import Ends, untied
 from headrace.quantize.folds import Fold, folds
-from headrace.quantize.formats import Format
+from headrace.quantize.formats import Form, Format
 from headrace.quantize.fp8 import FloatScheme
 from headrace.quantize.matrices import layer_matrices
 from headrace.quantize.methods import METHODS, Settings
@@ -117,17 +117,47 @@ class Job:
         """Whether the format holds such codes of a matrix, and readers find them."""
         return all(
             self.format.fits(rows, weight.columns, scheme)
-            and self.checkpoint.name_for_codes(name) is not None
+            and (weight.part == "head" or self.checkpoint.name_for_codes(name) is not None)
             for one in weight.each()
             for name, rows in one.parts
         )
 
     def bytes_of(self, weight: WeightRef, scheme: Scheme | FloatScheme | None = None) -> int:
         """Of a matrix as codes; scheme: None for its own."""
+        return sum(one.size for one in self.forms_of(weight, scheme))
+
+    def forms_of(self, weight: WeightRef, scheme: Scheme | FloatScheme | None = None) -> list[Form]:
+        """Of the tensors of a matrix as codes; scheme: None for its own."""
         chosen = scheme or self.scheme(weight)
-        return sum(
-            self.format.size(rows, weight.columns, chosen) for one in weight.each() for _, rows in one.parts
-        )
+        return [
+            form
+            for one in weight.each()
+            for name, rows in one.parts
+            for form in self.format.forms(self.modules.get(name, name), rows, weight.columns, chosen)
+        ]
+
+    def shards(self) -> tuple[str, dict[int, str]]:
+        """The files of weights: of what is copied, and by segment of what is written; the head's has the number after
+        the last segment."""
+        numbers = [
+            number
+            for number, (segment, targets) in enumerate(zip(self.segments, self.targets, strict=True))
+            if targets or self.changed[segment.layer]
+        ]
+        numbers += [len(self.segments)] * self.options.head
+        count = len(numbers) + 1
+        names = {number: _shard(at, count) for at, number in enumerate(numbers, 2)}
+        return _shard(1, count), names
+
+    def float_bytes(self, weight: WeightRef) -> int:
+        """Of a matrix as it is in the files."""
+        total = 0
+        for one in weight.each():
+            for name, rows in one.parts:
+                entry = self.checkpoint.entry(name) or self.checkpoint.entry(self.ends.observed.parts[0][0])
+                assert entry is not None
+                total += rows * weight.columns * ITEM_BYTES[entry.dtype]
+        return total
 
     def stored_bytes(self, names: Collection[str]) -> int:
         """Of tensors as they are in the files."""
@@ -148,6 +178,11 @@ class Job:
             plain.append("lm_head")  # a tied one is a module too
         coded = {scheme: sorted(names) for scheme, names in by_scheme.items()}
         return self.format.config(coded, self.options.order, sorted(plain))
+
+    def quantised_source(self) -> ModelSource:
+        """The model with the config of what is made of it."""
+        config = {**self.config, "quantization_config": self.quantization_config()}
+        return replace(self.source, config=config)
 
     def unscaled(self) -> tuple[str, ...]:
         """Names of matrices that no factors reach, although the method has some."""
@@ -189,6 +224,10 @@ class Job:
         found = self.checkpoint.name_for_codes(name)
         assert found is not None
         return found.removesuffix(".weight")
+
+
+def _shard(number: int, count: int) -> str:
+    return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def _stored_names(weight: WeightRef) -> list[str]:

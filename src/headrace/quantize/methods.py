@@ -50,12 +50,18 @@ class Inputs:
 @dataclass(frozen=True, slots=True)
 class Method:
     """round: the codes of a matrix [R, C] in a scheme. factors: what the features of a fold are divided by, [F] or
-    [E, F]; the weights given are those of the readers that become codes. formats: what holds the codes, by the names of
-    options. calibrated: it needs texts. ordered: it has an order of columns. floats: its scheme is a `FloatScheme`.
+    [E, F]; the weights given are those of the readers that become codes, and the function gives their schemes.
+    formats: what holds the codes, by the names of options. calibrated: it needs texts. ordered: it has an order of
+    columns. floats: its scheme is a `FloatScheme`.
     """
 
     round: Callable[[Tensor, Inputs, Any, Settings], Any]
-    factors: Callable[[Fold, Weights, Hessians, Collection[WeightRef], Any, Settings], Tensor] | None = None
+    factors: (
+        Callable[
+            [Fold, Weights, Hessians, Collection[WeightRef], Callable[[WeightRef], Any], Settings], Tensor
+        ]
+        | None
+    ) = None
     formats: Mapping[str, Format] = field(default_factory=lambda: FORMATS)
     calibrated: bool = True
     ordered: bool = False
@@ -75,11 +81,11 @@ METHODS: Mapping[str, Method] = {
     ),
     "awq": Method(
         lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme),
-        lambda fold, weights, inputs, coded, scheme, how: awq_factors(fold, weights, inputs, coded, scheme),
+        lambda fold, weights, inputs, coded, schemes, how: awq_factors(fold, weights, inputs, coded, schemes),
     ),
     "smoothquant": Method(
         lambda weight, inputs, scheme, how: rtn(weight, scheme, inputs.hessian),
-        lambda fold, weights, inputs, coded, scheme, how: smooth_factors(
+        lambda fold, weights, inputs, coded, schemes, how: smooth_factors(
             fold, weights, inputs, coded, how.smoothing
         ),
         {"compressed-tensors": IntQuantized()},

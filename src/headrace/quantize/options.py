@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.quantize.formats import check_format
@@ -70,10 +71,10 @@ class QuantizeOptions:
         if self.order is not None and not METHODS[self.method].ordered:
             raise ConfigError(f"{self.method} has no order of columns: that is for gptq")
         self._check_eight_bits()
+        if self.widths and METHODS[self.method].only_eight:
+            raise ConfigError(f"{self.method} gives all matrices 8 bits: widths are for rtn, gptq and awq")
         for bits in {self.bits, *(width.bits for _, width in self.widths)}:
             check_format(METHODS[self.method].formats, self.format, bits, self.order)
-        if self.widths and (METHODS[self.method].factors is not None or METHODS[self.method].floats):
-            raise ConfigError(f"{self.method} gives all matrices the same bits: widths are for rtn and gptq")
         if len({width for _, width in self.widths}) > 1 and self.format == "awq":
             raise ConfigError("awq gives all matrices the same groups")
 
@@ -104,7 +105,8 @@ class Report:
     layers that stayed as they were, because the format cannot hold them or a reader would not find them; not those that
     were asked to stay. unscaled:
     those that are codes, but not of scaled weights although the method scales, because nothing before them can take up
-    the factors. size: bytes of all files of weights.
+    the factors. size: bytes of all tensors. floats: weights of the matrices in layers that stayed floats, and
+    float_bytes: what these take.
     """
 
     errors: Mapping[str, float]
@@ -113,3 +115,15 @@ class Report:
     kept: tuple[str, ...]
     size: int
     unscaled: tuple[str, ...] = ()
+    floats: int = 0
+    float_bytes: int = 0
+
+    @property
+    def all_bits(self) -> float:
+        """A weight of all matrices, those that stayed floats included."""
+        return (self.bits * self.weights + 8 * self.float_bytes) / max(1, self.weights + self.floats)
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Report:
+        """The inverse of `dataclasses.asdict`, after JSON."""
+        return cls(**{**facts, "kept": tuple(facts["kept"]), "unscaled": tuple(facts["unscaled"])})

@@ -7,11 +7,9 @@ the weights, and gives the next layer's inputs. So a layer that an earlier, kill
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +22,13 @@ from headrace.models.packed.folder import copy_tokenizer, write_configs
 from headrace.models.quantized.layout import Matrix, Method
 from headrace.models.quantized.matrices import LaidOut
 from headrace.models.quantized.methods import read_method
-from headrace.models.safetensors_reader import SafetensorsFile
+from headrace.models.safetensors_reader import INDEX_FILE, SafetensorsFile
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.weights import Weights
 from headrace.program.records import WeightRef
-from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
+from headrace.quantize.files import Unfinished, open_unfinished, write_tensors
+from headrace.quantize.folder_size import index_text
 from headrace.quantize.formats import Tensor
 from headrace.quantize.gptq import relative_error
 from headrace.quantize.hessians import Hessians
@@ -38,8 +37,6 @@ from headrace.quantize.matrices import check_finite, floats_of
 from headrace.quantize.methods import Inputs
 from headrace.quantize.options import HEAD, QuantizeOptions, Report
 from headrace.quantize.walk import Progress, Segment, Steps, Walk
-
-_INDEX = "model.safetensors.index.json"
 
 
 def quantize(
@@ -61,6 +58,23 @@ def quantize(
     one that is not stored as floats in safetensors files, CheckpointError where these cannot be used, and ModelError
     where the folder cannot be written or the model gives infinite numbers.
     """
+    with open_unfinished(folder) as place:
+        report = quantize_into(place, source, spec, options, texts, progress, num_threads)
+        place.commit()
+    return report
+
+
+def quantize_into(
+    place: Unfinished,
+    source: ModelSource,
+    spec: ModelSpec,
+    options: QuantizeOptions,
+    texts: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+    num_threads: int | None = None,
+) -> Report:
+    """As `quantize`, into `place.files`. What is whole there already, of the same model, options and texts, is left as
+    it is."""
     options.check()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -73,33 +87,22 @@ def quantize(
             f"no matrix of {source.name} can be stored in {options.format} with {options.bits} bits and groups of "
             f"{options.group or 'whole rows'}: their sizes do not fit"
         )
-    with unfinished_folder(folder, job.size, job.key(texts)) as fresh:
-        return _Run(job, texts, fresh, progress).run()
+    place.start(job.key(texts), job.size)
+    known = place.state.get("report")
+    return _Run(job, texts, place, progress).run() if known is None else Report.from_json(known)
 
 
 class _Run:
     def __init__(
-        self, job: Job, texts: Sequence[Sequence[int]], folder: Path, progress: Progress | None
+        self, job: Job, texts: Sequence[Sequence[int]], place: Unfinished, progress: Progress | None
     ) -> None:
-        self._job, self._folder = job, folder
-        self._state = read_state(folder)
+        self._job, self._place, self._folder = job, place, place.files
         self._config = job.quantization_config()
         self._method = read_method(self._config["quant_method"], ConfigReader(self._config))
         self._walk = Walk(job.program, texts) if texts else None
         self._head = job.options.head
-        numbers = [
-            number
-            for number, (segment, targets) in enumerate(zip(job.segments, job.targets, strict=True))
-            if targets or job.changed[segment.layer]
-        ]
-        last = len(numbers) + 1 + self._head
-        self._shards = {
-            number: f"model-{at:05}-of-{last:05}.safetensors" for at, number in enumerate(numbers, 2)
-        }
-        parts = len(job.targets) + len(numbers) - 1
-        if self._head:
-            self._shards[len(job.segments)] = f"model-{last:05}-of-{last:05}.safetensors"
-            parts += 2
+        self._rest, self._shards = job.shards()
+        parts = len(job.targets) + len(self._shards) - 1 + self._head
         self._steps = Steps(progress, self._batches * parts)
 
     @property
@@ -124,17 +127,20 @@ class _Run:
                 self._finished(HEAD, done)
             self._steps.skip(walk.batches if walk else 0)
             errors |= done
-        return self._finish(errors)
+        report = self._finish(errors)
+        self._place.state["report"] = asdict(report)
+        self._place.save()
+        return report
 
     @property
     def _layers(self) -> dict[str, dict[str, float]]:
         """The errors of finished layers."""
-        found: dict[str, dict[str, float]] = self._state.setdefault("layers", {})
+        found: dict[str, dict[str, float]] = self._place.state.setdefault("layers", {})
         return found
 
     def _finished(self, layer: str, errors: dict[str, float]) -> None:
         self._layers[layer] = errors
-        write_state(self._folder, self._state)
+        self._place.save()
 
     def _layer(
         self, number: int, segment: Segment, targets: Sequence[WeightRef], weights: Weights
@@ -226,8 +232,7 @@ class _Run:
         job = self._job
         for fold in job.folds:
             if fold.layer == layer and job.method.factors is not None:
-                scheme = job.scheme(fold.readers[0])
-                factors = job.method.factors(fold, weights, hessians, targets, scheme, job.settings)
+                factors = job.method.factors(fold, weights, hessians, targets, job.scheme, job.settings)
                 columns = fold.apply(weights, factors, job.plain.rounded)
                 for reader in fold.readers:
                     if reader in targets:
@@ -255,24 +260,26 @@ class _Run:
         """Copy what is left, and say what is where."""
         job, folder = self._job, self._folder
         files = job.checkpoint.file_of
-        rest = f"model-00001-of-{len(self._shards) + 1:05}.safetensors"
         copies = [Tensor(name, files[name].entries[name].dtype, files[name].raw(name)) for name in job.copied]
-        write_tensors(folder / rest, [*copies, *job.ends.tensors()])
+        write_tensors(folder / self._rest, [*copies, *job.ends.tensors()])
         place: dict[str, str] = {}
-        sizes: dict[str, int] = {}
-        for shard in (rest, *self._shards.values()):
+        size = 0
+        for shard in (self._rest, *self._shards.values()):
             for name, entry in SafetensorsFile(folder / shard).entries.items():
                 place[name] = shard
-                sizes[shard] = sizes.get(shard, 0) + entry.end - entry.begin
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(place.items()))}
-        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+                size += entry.end - entry.begin
+        (folder / INDEX_FILE).write_text(index_text(place, size), encoding="utf-8")
         assert job.source.path is not None
-        config: dict[str, Any] = {**job.config, "quantization_config": self._config}
-        write_configs(folder, replace(job.source, config=config))
+        write_configs(folder, job.quantised_source())
         copy_tokenizer(folder, job.source.path)
         weights = sum((weight.experts or 1) * weight.rows * weight.columns for weight in job.coded)
         bits = 8 * sum(map(job.bytes_of, job.coded)) / weights
-        return Report(dict(errors), weights, bits, job.kept, sum(sizes.values()), job.unscaled())
+        floats = [weight for one in job.matrices for weight in one if weight not in job.coded]
+        return Report(
+            dict(errors), weights, bits, job.kept, size, job.unscaled(),
+            sum((weight.experts or 1) * weight.rows * weight.columns for weight in floats),
+            sum(map(job.float_bytes, floats)),
+        )  # fmt: skip
 
 
 def _read_matrix(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -68,13 +69,13 @@ def quantization_rows(
                 yield row_of_runs({"variant": "as it is"}, [{**original, **plain}])
             values = {
                 "checkpoint_bytes": float(numbers["size"]),
-                "bits_per_weight": float(numbers["bits"]),
+                "bits_per_weight": float(numbers["all_bits"]),
                 "perplexity": float(divergence["model"]["perplexity"]),
                 "kl": float(divergence["mean"]),
                 "top_1": float(divergence["top_1"]),
             }
             values |= _rates(replace(config, model=str(folder), tokenizer=config.tokenizer))
-            _remove(folder)
+            shutil.rmtree(folder)
             yield row_of_runs({"variant": variant}, [values])
 
 
@@ -129,9 +130,3 @@ def _quantise(model: str, folder: Path, words: Sequence[str]) -> dict[str, Any]:
         raise ModelError(" ".join(run.stderr.split())[-600:] or "headrace quantize failed")
     numbers: dict[str, Any] = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
     return numbers
-
-
-def _remove(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()

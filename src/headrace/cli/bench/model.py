@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.bench.kind import Flags, Kind, Prepared, prepare_subject
 from headrace.cli.engine_flags import engine_config, engine_options
-from headrace.cli.parser import add_number
+from headrace.cli.parser import add_number, check_writable
 
 if TYPE_CHECKING:
     from headrace.bench.model.latency import Progress
     from headrace.bench.model.subject import Subject
     from headrace.bench.model.throughput import Mixed
-    from headrace.bench.report import Row
+    from headrace.bench.report import Report, Row
 
 # ---- latency ----
 
@@ -207,16 +207,26 @@ def _quantization_flags(parser: Flags) -> None:
     )
     add_number(parser, "--samples", 64, "calibration texts")
     parser.add_argument("--eval-data", type=Path, metavar="FILE", help="texts to measure on")
+    add_number(parser, "--eval-tokens", 20_000, "tokens of text to measure on, at most")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE",
+        help="write the table, and a link to the plot, into this page, between two lines that are there for it; a "
+        "page that is not there is made",
+    )  # fmt: skip
 
 
 def _quantization(args: argparse.Namespace) -> Prepared:
     from headrace.bench.quality.quantization import VARIANTS, command_words, quantization_rows
+    from headrace.bench.quality.quantization_page import check_page
 
+    if args.markdown is not None:
+        check_writable("the table", str(args.markdown))
+        check_page(args.markdown)
     config = engine_config(args)
     variants = VARIANTS if args.variants is None else args.variants
     for variant in variants:  # refuses wrong names before the first model is made
         command_words(variant)
-    more = ["--samples", str(args.samples)]
+    more = ["--samples", str(args.samples), "--eval-tokens", str(args.eval_tokens)]
     for flag, path in (("--data", args.data), ("--eval-data", args.eval_data)):
         more += [] if path is None else [flag, str(path)]
     if args.num_threads is not None:
@@ -226,6 +236,19 @@ def _quantization(args: argparse.Namespace) -> Prepared:
         return quantization_rows(config, variants, more, progress)
 
     return Prepared(rows, len(variants) + 1, {**config.to_json(), "variants": list(variants)})
+
+
+def _quantization_page(args: argparse.Namespace, report: Report) -> None:
+    from headrace.bench.quality.quantization_page import write_page
+
+    if args.markdown is not None and report.complete:
+        write_page(args.markdown, report, _QUANTIZATION_COLUMNS, args.plot)
+
+
+_QUANTIZATION_COLUMNS = (
+    "checkpoint_bytes", "bits_per_weight", "decode_1_tokens_per_s", "decode_32_tokens_per_s", "perplexity", "kl",
+    "top_1",
+)  # fmt: skip
 
 
 # ---- eviction ----
@@ -414,14 +437,16 @@ MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
             summary="methods and bits side by side: size, speed, perplexity and KL divergence",
             description="Each variant is made by headrace quantize in a temporary folder, measured beside the model as "
             "it is, and removed. With --plot: KL divergence over bits a weight, and the line of the best ones.",
-            examples=(" -m tale", " -m ./my-model --variants gptq:4 awq:4 gguf:Q4_K_M auto:4.25 --plot kl.svg"),
+            examples=(
+                " -m tale",
+                " -m ./my-model --variants gptq:4 awq:4 gguf:Q4_K_M auto:4.25 --plot kl.svg --markdown kl.md",
+            ),
             add_flags=_quantization_flags,
             prepare=_quantization,
-            columns=(
-                "checkpoint_bytes", "bits_per_weight", "decode_1_tokens_per_s", "decode_32_tokens_per_s", "perplexity",
-                "kl", "top_1",
-            ),
-            options=("samples",),
+            columns=_QUANTIZATION_COLUMNS,
+            options=("samples", "eval_tokens"),
+            least={"eval_tokens": 2},
+            finish=_quantization_page,
             repeats=1,
             takes_repeats=False,
         ),

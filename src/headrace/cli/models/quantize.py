@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.evaluation.quality import Limits
     from headrace.models.source import ModelSource
     from headrace.models.spec import ModelSpec
+    from headrace.quantize.files import Unfinished
     from headrace.quantize.gguf.run import GGUFOptions
     from headrace.quantize.options import QuantizeOptions, Report
 
@@ -72,46 +73,50 @@ def run(args: argparse.Namespace) -> int:
     from headrace.plan.units import format_bytes
 
     with needs_extra("torch", "quantising"):
-        from headrace.quantize.gguf.run import quantize_gguf
+        from headrace.quantize.files import check_absent, open_unfinished
+        from headrace.quantize.gguf.run import quantize_gguf_into
         from headrace.quantize.options import QuantizeOptions
-        from headrace.quantize.run import quantize
+        from headrace.quantize.run import quantize_into
     asked = parsed(args)
-    if args.output.exists() and (not args.output.is_dir() or any(args.output.iterdir())):
-        raise ConfigError(f"{args.output} is there already: name a folder that is not")
     if args.output.name in ("", ".."):
         raise ConfigError(f"{args.output} has no name of its own: name a folder that is not there yet")
+    check_absent(args.output)
     if args.eval_data is not None:
         read_records(args.eval_data)  # it is read again after the work
-    folder = args.output
-    if packed := args.format == PACKED:  # the kernels' form is made of a folder of codes, which is made first
+    packed = args.format == PACKED
+    if packed:
         _check_kernels(args)
-        folder = args.output.with_name(f".{args.output.name}.codes")
-        shutil.rmtree(folder, ignore_errors=True)
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
     spec = stored_spec(source)
     texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
 
-    def make(options: QuantizeOptions | GGUFOptions, folder: Path) -> Report:
-        with _Bar("quantising", "batch") as bar:
-            if isinstance(options, QuantizeOptions):
-                return quantize(source, spec, options, texts, folder, bar, args.num_threads)
-            return quantize_gguf(
-                source, spec, options, texts, folder, bar, args.num_threads, args.output.name
-            )
+    with open_unfinished(args.output) as place:
 
-    if args.method == AUTO_METHOD:
-        asked = _within_budget(args, source, spec, asked, texts)
-    if args.max_kl is not None or args.max_perplexity_increase is not None:
-        report = _gated(args, source, spec, asked, make, folder)
-    else:
-        report = make(asked, folder)
-        if args.eval:
-            _write_quality(args, report, _compare(args, folder), folder)
-    _tell(report, bool(texts))
-    size = _pack(args, folder) if packed else report.size
+        def make(options: QuantizeOptions | GGUFOptions) -> Report:
+            with _Bar("quantising", "batch") as bar:
+                if isinstance(options, QuantizeOptions):
+                    return quantize_into(place, source, spec, options, texts, bar, args.num_threads)
+                return quantize_gguf_into(place, source, spec, options, texts, bar, args.num_threads)
+
+        if args.method == AUTO_METHOD:
+            asked = _within_budget(args, source, spec, asked, texts)
+        if args.max_kl is not None or args.max_perplexity_increase is not None:
+            report = _gated(args, source, spec, asked, texts, make, place)
+        else:
+            report = make(asked)
+            if args.eval:
+                _write_quality(args, report, _compare(args, place.files), place.files)
+        _tell(report, bool(texts))
+        size = _pack(args, place) if packed else report.size
+        place.commit(place.packed if packed else place.files)
     print(
         f"{args.output}: {format_bytes(size)}, {report.bits:.2f} bits for each of {report.weights:,} quantised weights"
     )
+    if report.floats:
+        print(
+            f"{report.all_bits:.2f} bits for each of the {report.weights + report.floats:,} weights of all matrices, "
+            f"{report.floats:,} of them floats"
+        )
     print(typed(f"Next: `headrace serve {shlex.quote(str(args.output))}`"))
     return 0
 
@@ -151,33 +156,42 @@ def _gated(
     source: ModelSource,
     spec: ModelSpec,
     asked: QuantizeOptions | GGUFOptions,
-    make: Any,
-    target: Path,
+    texts: Sequence[Sequence[int]],
+    make: Callable[[QuantizeOptions | GGUFOptions], Report],
+    place: Unfinished,
 ) -> Report:
-    """Quantise into `target` until the limits are met."""
+    """Quantise until the limits are met."""
     from headrace.evaluation.quality import Limits
-    from headrace.quantize.gate import FolderPlan, GGUFPlan, within_limits
+    from headrace.quantize.auto import width_table
+    from headrace.quantize.gate import GGUFPlan, LimitsNotMet, within_limits
     from headrace.quantize.gguf.run import open_job
+    from headrace.quantize.ladder import FolderPlan, folder_plan
     from headrace.quantize.options import QuantizeOptions
 
-    plan: FolderPlan | GGUFPlan = (
-        FolderPlan(asked)
-        if isinstance(asked, QuantizeOptions)
-        else GGUFPlan(asked, *open_job(source, spec, asked).tensors())
-    )
+    plan: FolderPlan | GGUFPlan
+    if isinstance(asked, QuantizeOptions):
+        options = asked
+
+        def table(groups: Sequence[int | None]) -> Any:
+            with _Bar("measuring", "layer") as bar:
+                return width_table(source, spec, options, texts, groups, bar, args.num_threads)
+
+        plan = folder_plan(source, spec, options, table if texts else None)
+    else:
+        plan = GGUFPlan(asked, *open_job(source, spec, asked).tensors())
     limits = Limits(args.max_kl, args.max_perplexity_increase)
-    plan, report, divergence, agreement, folder = within_limits(
-        plan,
-        limits,
-        target,
-        lambda one, folder: make(one.options, folder),
-        lambda folder: _compare(args, folder),
-        lambda text: print(text, file=sys.stderr),
-    )
-    _write_quality(args, report, (divergence, agreement), folder, limits, plan.wide)
-    if target.is_dir():
-        target.rmdir()  # it is empty, as was checked
-    folder.rename(target)
+    try:
+        plan, report, divergence, agreement = within_limits(
+            plan,
+            limits,
+            lambda one: make(one.options),
+            lambda: _compare(args, place.files),
+            lambda text: print(text, file=sys.stderr),
+        )
+    except LimitsNotMet:
+        place.discard()
+        raise
+    _write_quality(args, report, (divergence, agreement), place.files, limits, plan.wide)
     return report
 
 
@@ -192,18 +206,19 @@ def _check_kernels(args: argparse.Namespace) -> None:
         raise ConfigError(f"--format {PACKED} is for the native CPU kernels, but {why}")
 
 
-def _pack(args: argparse.Namespace, codes: Path) -> int:
-    """Write a folder of codes as the kernels read them, and remove it; gives the bytes of the weights."""
+def _pack(args: argparse.Namespace, place: Unfinished) -> int:
+    """Write the folder of codes as the kernels read them; gives the bytes of the weights."""
     from headrace.build import pack
     from headrace.config import EngineConfig
     from headrace.evaluation.quality import FILES
 
+    shutil.rmtree(place.packed, ignore_errors=True)  # of a process that was killed
     with _Bar("packing", "tensor") as bar:
-        found = pack(EngineConfig(model=str(codes), num_threads=args.num_threads), args.output, bar)
+        config = EngineConfig(model=str(place.files), num_threads=args.num_threads)
+        found = pack(config, place.packed, bar, name=args.model)
     for name in FILES:
-        if (codes / name).is_file():
-            shutil.copyfile(codes / name, args.output / name)
-    shutil.rmtree(codes)
+        if (place.files / name).is_file():
+            shutil.copyfile(place.files / name, place.packed / name)
     return found.ledger.weight_bytes
 
 
@@ -230,6 +245,7 @@ def _write_quality(
         limits or Limits(),
         wide,
         bool(args.samples),
+        report.all_bits,
     )
     write_quality(folder, quality)
     for name, value in quality.rows():

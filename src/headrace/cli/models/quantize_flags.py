@@ -112,7 +112,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="BITS",
         help="of the matrices in layers, on average, such as 4.25",
     )
-    group.add_argument("--size", metavar="BYTES", help="of all tensors, or of the GGUF file, such as 8GiB")
+    group.add_argument(
+        "--size", metavar="BYTES",
+        help="of the folder, tokenizer and configs included, or of the GGUF file, such as 8GiB; of --format headrace "
+        "of the folder that is packed; not of the pages of --eval",
+    )  # fmt: skip
     group = parser.add_argument_group("quality")
     group.add_argument(
         "--eval", action="store_true",

@@ -82,23 +82,30 @@ def _lock(opened: int) -> bool:
 
 def write_configs(folder: Path, source: ModelSource, eos_ids: Collection[int] | None = None) -> None:
     """The configs of a model as they are in effect; `eos_ids` take the place of those in them."""
+    for name, text in config_texts(source, eos_ids).items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def config_texts(source: ModelSource, eos_ids: Collection[int] | None = None) -> dict[str, str]:
+    """What `write_configs` writes, by the names of files."""
     settings = dict(source.generation_config)
     if eos_ids is not None:
         settings["eos_token_id"] = sorted(eos_ids)
-    _write_json(folder / "config.json", dict(source.config))
-    if settings:
-        _write_json(folder / "generation_config.json", settings)
+    config, generation = _OWN
+    found = {config: dict(source.config), **({generation: settings} if settings else {})}
+    return {name: json.dumps(content, indent=2) + "\n" for name, content in found.items()}
 
 
 def copy_tokenizer(folder: Path, tokenizer: Path) -> None:
     """The files of the tokenizer in another folder, as they are."""
+    for name in tokenizer_files(tokenizer):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(tokenizer / name, folder / name)
+
+
+def tokenizer_files(tokenizer: Path) -> list[str]:
+    """The names of those that `copy_tokenizer` copies."""
     found = [path for rule in ("*", "*/*") for path in tokenizer.glob(rule) if path.is_file()]
     names = [path.relative_to(tokenizer).as_posix() for path in found]
-    for name in (*side_files(names), *({VOCABULARY_FILE} & {*names})):
-        if name not in (*_OWN, INDEX, HEADER_FILE):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(tokenizer / name, folder / name)
-
-
-def _write_json(path: Path, content: dict[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    chosen = (*side_files(names), *({VOCABULARY_FILE} & {*names}))
+    return [name for name in chosen if name not in (*_OWN, INDEX, HEADER_FILE)]

@@ -34,7 +34,7 @@ from headrace.models.weight_files import row_runs
 from headrace.models.weights import Weights
 from headrace.program.lower import lower
 from headrace.program.records import WeightRef
-from headrace.quantize.files import read_state, unfinished_folder, write_state, write_tensors
+from headrace.quantize.files import Unfinished, open_unfinished, write_tensors
 from headrace.quantize.formats import Tensor
 from headrace.quantize.gguf.grids import GRIDS
 from headrace.quantize.gguf.layouts import check_header, layout_of, metadata_of, rope_divisors
@@ -75,22 +75,39 @@ def quantize_gguf(
     folder: Path,
     progress: Progress | None = None,
     num_threads: int | None = None,
-    name: str | None = None,
 ) -> Report:
-    """Write the model of `source` as the one file of `folder`, which must not be there. See `run.quantize`.
-
-    name: what the file's name begins with; None: the folder's.
+    """Write the model of `source` as the one file of `folder`, which must not be there and gives it its name. See
+    `run.quantize`.
 
     Raises UnsupportedModel for families, tokenizers and settings that GGUF files are not written for.
     """
+    with open_unfinished(folder) as place:
+        report = quantize_gguf_into(place, source, spec, options, texts, progress, num_threads)
+        place.commit()
+    return report
+
+
+def quantize_gguf_into(
+    place: Unfinished,
+    source: ModelSource,
+    spec: ModelSpec,
+    options: GGUFOptions,
+    texts: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+    num_threads: int | None = None,
+) -> Report:
+    """As `quantize_gguf`, into `place.files`; see `run.quantize_into`."""
     find_mix(options.mix)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     if options.method == "gptq" and not texts:
         raise ConfigError("gptq needs calibration texts")
     job = open_job(source, spec, options)
-    with unfinished_folder(folder, job.size, job.key(texts)) as fresh:
-        return job.run(texts, fresh, f"{name or folder.name}-{options.mix.upper()}.gguf", progress)
+    place.start(job.key(texts), job.size)
+    known = place.state.get("report")
+    if known is not None:
+        return Report.from_json(known)
+    return job.run(texts, place, f"{place.folder.name}-{options.mix.upper()}.gguf", progress)
 
 
 def open_job(source: ModelSource, spec: ModelSpec, options: GGUFOptions) -> Job:
@@ -166,13 +183,14 @@ class Job:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def run(
-        self, texts: Sequence[Sequence[int]], folder: Path, name: str, progress: Progress | None
+        self, texts: Sequence[Sequence[int]], place: Unfinished, name: str, progress: Progress | None
     ) -> Report:
         first = b"" if self._divisors is None else self._divisors.tobytes()
-        writer.write_without_weights(folder / _HEADER, self._metadata, self._planned, first)
-        check_header(folder / _HEADER, self._spec, self._source.name)
-        (folder / _HEADER).unlink()
-        state = read_state(folder)
+        header = place.layers / _HEADER
+        writer.write_without_weights(header, self._metadata, self._planned, first)
+        check_header(header, self._spec, self._source.name)
+        header.unlink()
+        state = place.state
         walk = Walk(self.program, texts) if texts else None
         targets = [
             [weight for weight in layer_matrices(one) if self._coded(weight)] for one in self._segments
@@ -184,7 +202,7 @@ class Job:
         for number, (segment, chosen) in enumerate(zip(self._segments, targets, strict=True)):
             weights = read_some(self.stored, segment.weights if walk else chosen, dtype=torch.float32)
             if chosen:
-                path = folder / f"layer-{number:05}.safetensors"
+                path = place.layers / f"{number:05}.safetensors"
                 shards.append(path)
                 done = state.setdefault("layers", {}).get(str(number))
                 if done is None:
@@ -193,7 +211,7 @@ class Job:
                         walk.observe(weights, hessians.watch, steps.advance)
                     done = self._write_layer(path, chosen, weights, hessians if walk else None)
                     state["layers"][str(number)] = done
-                    write_state(folder, state)
+                    place.save()
                 else:
                     steps.skip(walk.batches if walk else 0)
                 errors |= done
@@ -201,14 +219,20 @@ class Job:
                     self._read_back(path, chosen, weights)
             if walk is not None and number + 1 < len(self._segments):
                 walk.advance(weights, steps.advance)
-        size = self._write_file(folder / name, shards)
-        for path in shards:
-            path.unlink()
+        size = self._write_file(place.files / name, shards)
         within = {one.name for one in self.parts()}
-        coded = [one for one in self._planned if one.type.quantized and one.name in within]
+        matrices = [one for one in self._planned if one.name in within]
+        coded = [one for one in matrices if one.type.quantized]
+        floats = [one for one in matrices if not one.type.quantized]
         count = sum(int(np.prod(one.shape)) for one in coded)
         bits = 8 * sum(one.size for one in coded) / max(1, count)
-        return Report(errors=errors, weights=count, bits=bits, kept=(), size=size)
+        report = Report(
+            errors, count, bits, kept=(), size=size,
+            floats=sum(int(np.prod(one.shape)) for one in floats), float_bytes=sum(one.size for one in floats),
+        )  # fmt: skip
+        state["report"] = asdict(report)
+        place.save()
+        return report
 
     def _choose(self) -> dict[str, BlockType]:
         mix, given = find_mix(self._options.mix), dict(self._options.types)
