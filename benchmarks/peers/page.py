@@ -28,7 +28,7 @@ def write_page(record: Record) -> str:
     """The whole page."""
     comparison = Comparison.of(record.samples())
     sizes = sizes_from_json(record.facts["settings"]["sizes"])
-    parts = [_head(record, sizes)]
+    parts = [_head(record, comparison, sizes)]
     for model in comparison.models():
         parts.append(f"## {model}\n\n{_about(model)}")
         parts += [_section(record, comparison, model, format_) for format_ in comparison.formats(model)]
@@ -50,7 +50,7 @@ def machine_of(record: Record) -> MachineFacts:
     return MachineFacts(**{**facts, "flags": tuple(facts["flags"])})
 
 
-def _head(record: Record, sizes: Sizes) -> str:
+def _head(record: Record, comparison: Comparison, sizes: Sizes) -> str:
     facts, machine = record.facts, machine_of(record)
     roofline = facts["roofline"]
     limit = "not measured" if roofline is None else roofline_from_json(roofline).describe()
@@ -70,7 +70,7 @@ def _head(record: Record, sizes: Sizes) -> str:
 within one run count.
 
 - Machine: {machine.describe()}, {machine.system}. Instruction sets: {", ".join(machine.flags)}.
-- Limits of this machine, {when}: {limit}.
+- Limits of this machine, {when}: {limit}.{_faster(record, comparison)}
 - Versions: {versions}. Run of {facts["created"]}.
 - {facts["settings"]["threads"]} threads for every engine. The engines of a table are loaded together and take turns;
   one runs while the others are stopped. Figures are medians of {USUAL_ROUNDS} rounds; a number in brackets is
@@ -94,6 +94,19 @@ def _quiet(others: Sequence[float]) -> str:
         f"Other programs ran on the machine during {len(busy)} of {len(others)} measurements and kept "
         f"{statistics.median(busy):.1f} cores busy (median): these figures are low."
     )
+
+
+def _faster(record: Record, comparison: Comparison) -> str:
+    """What a share above 1 means, where the page has one."""
+    shares = (
+        _share(comparison, model, format_, column, limits_of(record, model, format_))
+        for model in comparison.models()
+        for format_ in comparison.formats(model)
+        for column in comparison.columns(model)
+    )
+    if not any(share and float(share) > 1 for share in shares):
+        return ""
+    return " A share above 1 says that the machine was faster in that measurement than when its limits were taken."
 
 
 def _columns(sizes: Sizes, kv_gib: int) -> str:
