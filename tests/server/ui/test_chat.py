@@ -149,7 +149,7 @@ def test_hostile_text_stays_text(slow: TinyServer, visit: Open) -> None:
     assert HOSTILE[0] in one.page.inner_text(".message.user")
     drawn = one.page.evaluate(
         """async (texts) => {
-          const { markdown } = await import("/page/markdown.js");
+          const { markdown } = await import("/page/chat/markdown.js");
           const box = document.querySelector(".message.assistant .text");
           box.replaceChildren(...texts.map((text) => markdown(text)));
           await new Promise((resolve) => setTimeout(resolve, 200));
@@ -194,7 +194,7 @@ def test_markdown_is_drawn(slow: TinyServer, visit: Open) -> None:
     )
     drawn = one.page.evaluate(
         """async (text) => {
-          const { markdown } = await import("/page/markdown.js");
+          const { markdown } = await import("/page/chat/markdown.js");
           const box = document.createElement("div");
           box.append(markdown(text));
           return [...box.children].map((child) => [child.localName, child.textContent]);
@@ -213,7 +213,7 @@ def test_thoughts_are_shown_separately(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     folded, thoughts, text = one.page.evaluate(
         """async () => {
-          const { Answer } = await import("/page/answer.js");
+          const { Answer } = await import("/page/chat/answer.js");
           const answer = new Answer(document.querySelector("#messages"), () => {});
           answer.think("First <b>this</b>, ");
           answer.think("then that.");
@@ -370,7 +370,7 @@ def test_a_stream_without_its_last_event_is_no_complete_answer(
 
 
 GROWING = """async ([text, cuts]) => {
-  const { GrowingMarkdown, markdown } = await import("/page/markdown.js");
+  const { GrowingMarkdown, markdown } = await import("/page/chat/markdown.js");
   const box = document.createElement("div"), whole = document.createElement("div");
   const grown = new GrowingMarkdown(box);
   const create = document.createElement.bind(document);
@@ -391,7 +391,7 @@ GROWING = """async ([text, cuts]) => {
 
 
 CHANGED = """async ([text, cuts]) => {
-  const { GrowingMarkdown } = await import("/page/markdown.js");
+  const { GrowingMarkdown } = await import("/page/chat/markdown.js");
   const box = document.createElement("div");
   const observer = new MutationObserver(() => {});
   observer.observe(box, { childList: true, characterData: true, subtree: true });
@@ -455,7 +455,7 @@ def test_the_page_knows_its_own_lane(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     ids = ["chatcmpl-0123456789abcdef", "cmpl-é", "resp-1", "whatever"]
     names = one.page.evaluate(
-        'async (ids) => { const { laneName } = await import("/page/names.js"); return ids.map(laneName); }',
+        'async (ids) => { const { laneName } = await import("/page/engine/names.js"); return ids.map(laneName); }',
         ids,
     )
     assert names == [lane_name(f"{answer}-0") for answer in ids]

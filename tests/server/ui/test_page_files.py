@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,13 @@ from headrace.server.ui.page import CALCULATOR, DOCS, INDEX, PAGE
 from tests.server.conftest import TinyServer
 
 FOLDER = Path(page.__file__).parent / "static"
-FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+FILES = {
+    path.relative_to(FOLDER).as_posix(): path.read_text(encoding="utf-8")
+    for path in FOLDER.rglob("*")
+    if path.is_file()
+}
 MAX_BYTES = 120_000
-OTHERS = ("docs.", "calculator.")
+OTHERS = ("docs/", "calculator/")
 """Pages of their own."""
 
 
@@ -34,7 +39,8 @@ def test_every_file_of_the_folder_is_served(tiny: TinyServer) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/page/", "/page/none.js", "/page/index.html", "/page/docs.html", "/page/calculator.html",
+    ["/page/", "/page/none.js", "/page/chat/none.js", "/page/chat", "/page/chat/", "/page/index.html",
+     "/page/docs/docs.html", "/page/calculator/calculator.html", "/page/chat.js", "/page/chat/../app.js/x",
      "/page/../app.py", "/page/..%2fapp.py",
      "/page/%2e%2e/page.py", "/page//etc/passwd", "/page/app.js/x"],
 )  # fmt: skip
@@ -76,8 +82,8 @@ def foreign(files: Mapping[str, str]) -> list[str]:
 
 def test_no_file_names_another_server() -> None:
     assert foreign(FILES) == []
-    planted = FILES | {"style.css": '@import "//fonts.example.com/inter.css";'}
-    assert foreign(planted) == ["style.css: //fonts.example.com/inter.css"]
+    planted = FILES | {"common/style.css": '@import "//fonts.example.com/inter.css";'}
+    assert foreign(planted) == ["common/style.css: //fonts.example.com/inter.css"]
 
 
 MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|new Function|srcdoc"
@@ -96,21 +102,24 @@ def missing(files: Mapping[str, str]) -> list[str]:
     """What a file asks for that is not there."""
     expected = []
     for name, text in files.items():
-        expected += [(name, other) for other in re.findall(r'(?:src|href)="page/([\w.]+)"', text)]
-        expected += [(name, other) for other in re.findall(r'from "\./([\w.]+)"', text)]
-        expected += [(name, other) for other in re.findall(r'url\("([\w.]+)"\)', text)]
+        expected += [(name, other) for other in re.findall(r'(?:src|href)="page/([\w./]+)"', text)]
+        beside = re.findall(r'from "(\.[\w./]+)"', text) + re.findall(r'url\("([\w./]+)"\)', text)
+        expected += [
+            (name, posixpath.normpath(posixpath.join(posixpath.dirname(name), other))) for other in beside
+        ]
     return [f"{name} wants {other}" for name, other in expected if other not in files]
 
 
 def test_every_file_finds_the_others() -> None:
     assert missing(FILES) == []
     assert missing(FILES | {"app.js": 'import { x } from "./gone.js"'}) == ["app.js wants gone.js"]
+    assert missing(FILES | {"chat/chat.js": 'import { x } from "../dom.js"'}) == ["chat/chat.js wants dom.js"]
 
 
 def test_every_element_that_a_script_uses_exists() -> None:
     for html, least in ((INDEX, 25), (CALCULATOR, 2)):
         own = html == CALCULATOR
-        scripts = [text for name, text in FILES.items() if name.startswith("calculator.") is own]
+        scripts = [text for name, text in FILES.items() if name.startswith("calculator/") is own]
         expected = {name for text in scripts for name in re.findall(r'byId\("([\w-]+)"\)', text)}
         assert len(expected) > least
         assert not expected - set(re.findall(r'\bid="([\w-]+)"', FILES[html]))

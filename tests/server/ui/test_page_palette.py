@@ -9,7 +9,7 @@ import pytest
 
 from headrace.server.ui import page
 
-CSS = (Path(page.__file__).parent / "static" / "palette.css").read_text(encoding="utf-8")
+CSS = (Path(page.__file__).parent / "static" / "common" / "palette.css").read_text(encoding="utf-8")
 
 GROUNDS = ("ground", "surface", "raised")
 TEXT = [

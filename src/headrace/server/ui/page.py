@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-INDEX, DOCS, CALCULATOR = "index.html", "docs.html", "calculator.html"
+INDEX, DOCS, CALCULATOR = "index.html", "docs/docs.html", "calculator/calculator.html"
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -42,19 +43,22 @@ class PageFile:
     tag: str
 
 
-def load() -> dict[str, PageFile]:
-    """The pages' files by name."""
+def load(folder: Traversable, prefix: str = "") -> dict[str, PageFile]:
+    """The pages' files by their path in `static/`."""
     loaded = {}
-    for entry in files("headrace.server.ui").joinpath("static").iterdir():
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            loaded |= load(entry, f"{prefix}{entry.name}/")
+            continue
         suffix = "." + entry.name.rpartition(".")[2]
         if suffix in _TYPES:
             content = entry.read_bytes()
             tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-            loaded[entry.name] = PageFile(content, _TYPES[suffix], tag)
+            loaded[prefix + entry.name] = PageFile(content, _TYPES[suffix], tag)
     return loaded
 
 
-PAGE = load()
+PAGE = load(files("headrace.server.ui").joinpath("static"))
 
 router = APIRouter(include_in_schema=False)
 
@@ -79,6 +83,16 @@ async def calculator(request: Request) -> Response:
 @router.get("/page/{name}")
 async def page_file(name: str, request: Request) -> Response:
     """A file of the pages, one of those found when the server started."""
+    return _file(name, request)
+
+
+@router.get("/page/{folder}/{name}")
+async def file_in_folder(folder: str, name: str, request: Request) -> Response:
+    """The same for files of one part of a page."""
+    return _file(f"{folder}/{name}", request)
+
+
+def _file(name: str, request: Request) -> Response:
     if name not in PAGE or name in (INDEX, DOCS, CALCULATOR):
         raise HTTPException(404, "the page has no such file")
     return _answer(PAGE[name], request)

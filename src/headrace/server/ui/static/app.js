@@ -1,20 +1,20 @@
 // Where the page is put together.
 
-import { BlockMaps } from "./blocks.js";
-import { Chat } from "./chat.js";
-import { byId, count } from "./dom.js";
-import { Feed } from "./feed.js";
-import { Gauges } from "./gauges.js";
-import { Lanes } from "./lanes.js";
-import { laneName } from "./names.js";
-import { Replay } from "./replay.js";
-import { ask, headers } from "./server.js";
-import { Settings } from "./settings.js";
-import { LanesTable } from "./table.js";
-import { startTheme } from "./theme.js";
-import { phaseLegend, Timeline } from "./timeline.js";
-import { Traffic } from "./traffic.js";
-import { Wheel } from "./wheel.js";
+import { BlockMaps } from "./engine/blocks.js";
+import { Chat } from "./chat/chat.js";
+import { byId, count } from "./common/dom.js";
+import { Feed } from "./engine/feed.js";
+import { Gauges } from "./engine/gauges.js";
+import { Lanes } from "./engine/lanes.js";
+import { laneName } from "./engine/names.js";
+import { Replay } from "./engine/replay.js";
+import { ask, headers } from "./common/server.js";
+import { Settings } from "./common/settings.js";
+import { LanesTable } from "./engine/table.js";
+import { startTheme } from "./common/theme.js";
+import { phaseLegend, Timeline } from "./engine/timeline.js";
+import { Traffic } from "./engine/traffic.js";
+import { Wheel } from "./common/wheel.js";
 
 startTheme();
 views();

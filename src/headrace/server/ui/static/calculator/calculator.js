@@ -1,7 +1,7 @@
 // What `headrace plan` says, asked for by a form. The server computes every number.
 
-import { byId, count, duration, make } from "./dom.js";
-import { ask, headers, sentence } from "./server.js";
+import { byId, count, duration, make } from "../common/dom.js";
+import { ask, headers, sentence } from "../common/server.js";
 
 const DEFAULT = "served";
 const FIELDS = ["prompt_tokens", "output_tokens", "users", "ttft", "tpot", "requests_per_day", "price_per_hour"];

@@ -1,6 +1,6 @@
 // One answer: its text as it grows, the figures under it, and what can be done with it.
 
-import { count, duration, make, onceAFrame } from "./dom.js";
+import { count, duration, make, onceAFrame } from "../common/dom.js";
 import { GrowingMarkdown } from "./markdown.js";
 
 export class Answer {

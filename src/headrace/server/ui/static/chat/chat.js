@@ -1,8 +1,8 @@
 // The conversation: what was said, what is being said, and the buttons around it.
 
 import { Answer } from "./answer.js";
-import { byId, make, onceAFrame } from "./dom.js";
-import { events, post, Refusal, sentence } from "./server.js";
+import { byId, make, onceAFrame } from "../common/dom.js";
+import { events, post, Refusal, sentence } from "../common/server.js";
 
 const GENERAL = ["Tell me a short story.", "Explain how a water wheel works.", "Write four lines about rain."];
 const STORYTELLER = [

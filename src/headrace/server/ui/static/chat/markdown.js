@@ -1,6 +1,6 @@
 // A little Markdown, as elements. Model text never becomes markup: it enters as text nodes, and links go to the web only.
 
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 
 const FENCE = /^\s*(```|~~~)/;
 const HEADING = /^(#{1,6})\s+(.*)$/;

@@ -1,5 +1,5 @@
 // /openapi.json as a page.
-import { make } from "./dom.js";
+import { make } from "../common/dom.js";
 
 const SIGNS = {
   minimum: "≥", exclusiveMinimum: ">", maximum: "≤", exclusiveMaximum: "<", minLength: "characters ≥",

@@ -1,7 +1,7 @@
 // The KV blocks of each pool as a grid: free, free but still findable, held, shared. Each tells its story.
 
-import { BLOCKS, colours, fillBlock, onColours } from "./colours.js";
-import { byId, count, make, onceAFrame, percent, plural, surface } from "./dom.js";
+import { BLOCKS, colours, fillBlock, onColours } from "../common/colours.js";
+import { byId, count, make, onceAFrame, percent, plural, surface } from "../common/dom.js";
 
 const NUMBERS_A_RUN = 5; // first cell, cells, users, lane, place
 const GAP = 1;

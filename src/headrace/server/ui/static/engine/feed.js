@@ -1,6 +1,6 @@
 // The engine's live feed: one connection, made again when it breaks, and none while nobody looks.
 
-import { ask, events, headers } from "./server.js";
+import { ask, events, headers } from "../common/server.js";
 
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 8000;

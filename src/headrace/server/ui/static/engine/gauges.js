@@ -1,6 +1,6 @@
 // Six numbers and how they went over the last half minute.
 
-import { byId, count, duration, make, percent, plural } from "./dom.js";
+import { byId, count, duration, make, percent, plural } from "../common/dom.js";
 
 const KEPT = 150; // half a minute of ticks
 const SVG = "http://www.w3.org/2000/svg";

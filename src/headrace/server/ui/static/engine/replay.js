@@ -1,6 +1,6 @@
 // Replays a file of `headrace simulate --timeline`: the same pictures as from a live engine, in place of them.
 
-import { byId, make } from "./dom.js";
+import { byId, make } from "../common/dom.js";
 
 const VERSION = 1;
 const MAX_BYTES = 320_000_000;

@@ -1,6 +1,6 @@
 // The lanes in words, for those who cannot see them or want to read them.
 
-import { byId, count, duration, make } from "./dom.js";
+import { byId, count, duration, make } from "../common/dom.js";
 
 const EVERY_MS = 1000;
 

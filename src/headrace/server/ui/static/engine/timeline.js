@@ -1,7 +1,7 @@
 // Lanes on a time line that moves to the left, the present at the right edge.
 
-import { colours, DRAFTS, fillDraft, fillPhase, onColours, PHASES } from "./colours.js";
-import { byId, calm, make, surface } from "./dom.js";
+import { colours, DRAFTS, fillDraft, fillPhase, onColours, PHASES } from "../common/colours.js";
+import { byId, calm, make, surface } from "../common/dom.js";
 
 const SPAN_S = 10;
 const NARROW_SPAN_S = 6;

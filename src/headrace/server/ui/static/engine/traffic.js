@@ -1,7 +1,7 @@
 // A bounded handful of requests with one beginning, so that a newcomer sees lanes, sharing and preemption move.
 
-import { byId, count, percent, plural } from "./dom.js";
-import { events, post, Refusal, sentence } from "./server.js";
+import { byId, count, percent, plural } from "../common/dom.js";
+import { events, post, Refusal, sentence } from "../common/server.js";
 
 const PREFACE =
   "You are a friendly teller of stories for children. You speak in short and simple sentences. You like animals, weather, " +
