@@ -28,7 +28,7 @@ from headrace.program.lower import lower  # noqa: E402
 from headrace.quant.format import WeightFormats, dense_format  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.native_kv import NativeKV  # noqa: E402
-from headrace.runner.tape import TapeLimits  # noqa: E402
+from headrace.runner.tape_memory import TapeLimits  # noqa: E402
 from headrace.runner.torch_decoder import Decoder  # noqa: E402
 from tests.conformance.test_families import (  # noqa: E402
     CASES,

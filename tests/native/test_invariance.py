@@ -29,7 +29,7 @@ from headrace.quant.format import BF16, WeightFormats  # noqa: E402
 from headrace.runner.executor import ModelExecutor  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.step import Step  # noqa: E402
-from headrace.runner.tape import TapeLimits  # noqa: E402
+from headrace.runner.tape_memory import TapeLimits  # noqa: E402
 from tests.test_exactness import CASES, Guessing, Run, requests_for, run  # noqa: E402
 
 # How weights and KV are kept -> the options that ask for it.

@@ -36,7 +36,7 @@ from headrace.program.records import WeightRef
 from headrace.runner.kv_storage import KVStorage
 from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
-from headrace.runner.tape import TapeLimits
+from headrace.runner.tape_memory import TapeLimits
 from headrace.runner.torch_decoder import Decoder
 from headrace.runner.torch_model import TorchModel
 from tests.native.steps import groups_of

@@ -30,7 +30,7 @@ from headrace.runner.native_decoder import NativeDecoder
 from headrace.runner.native_kv import NativeKV
 from headrace.runner.native_layers import NativeLayers
 from headrace.runner.sampling.native import NativeSampler
-from headrace.runner.tape import TapeLimits
+from headrace.runner.tape_memory import TapeLimits
 
 
 class NativeBackend:

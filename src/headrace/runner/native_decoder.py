@@ -14,7 +14,8 @@ from headrace.models.weights import Weights
 from headrace.program.records import Program
 from headrace.runner.native_kv import NativeKV
 from headrace.runner.step import StateTables, Step
-from headrace.runner.tape import TapeLimits, compile_tape
+from headrace.runner.tape import compile_tape
+from headrace.runner.tape_memory import TapeLimits
 
 
 class NativeTape:

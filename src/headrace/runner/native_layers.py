@@ -17,7 +17,7 @@ from headrace.program.records import Program
 from headrace.runner.native_decoder import NativeTape
 from headrace.runner.native_kv import NativeKV
 from headrace.runner.step import Step
-from headrace.runner.tape import TapeLimits
+from headrace.runner.tape_memory import TapeLimits
 
 
 class NativeLayers:

@@ -29,7 +29,7 @@ from headrace.quant.format import parse_format  # noqa: E402
 from headrace.quant.rounding import encode  # noqa: E402
 from headrace.runner.native_decoder import NativeDecoder  # noqa: E402
 from headrace.runner.native_kv import NativeKV  # noqa: E402
-from headrace.runner.tape import TapeLimits  # noqa: E402
+from headrace.runner.tape_memory import TapeLimits  # noqa: E402
 from tests.conformance.test_families import CASES as FAMILIES  # noqa: E402
 from tests.conformance.test_families import expected_logits, prompt  # noqa: E402
 from tests.models.quantized.models import FOUR, change, describe, family, quantize  # noqa: E402
