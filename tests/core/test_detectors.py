@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.core import kv_manager, prefix_cache, slice_results
+from headrace.core import kv_manager, prefix_cache, same_prompts, slice_results, table
 from headrace.core.block_pool import BlockPool
 from headrace.core.grants import Grants
 from headrace.core.kv_manager import KVManager
@@ -82,12 +82,13 @@ def skip_copies_unseen(patch: Patch) -> None:
 
 
 def narrow_windows(patch: Patch) -> None:
-    original = kv_manager._dropped
+    original = table.dropped_blocks
 
     def early(spec: Any, num_computed: int) -> int:
         return original(spec, num_computed + spec.block_size)
 
-    patch.setattr(kv_manager, "_dropped", early)
+    patch.setattr(kv_manager, "dropped_blocks", early)
+    patch.setattr(same_prompts, "dropped_blocks", early)
 
 
 def lengthen_hits(patch: Patch) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.core.kv_manager import KVUsage
+from headrace.core.kv_usage import KVUsage
 from headrace.core.policy import SchedulerConfig
 from headrace.core.prefix_cache import CacheStats
 from headrace.core.request import Request

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from headrace.core.block_pool import BlockPool
 from headrace.core.eviction import Eviction
+from headrace.core.kv_usage import KVUsage, usage_of
 from headrace.core.pins import Pins
 from headrace.core.prefix_cache import BlockKeys, CacheStats, Hit, PrefixCache
-from headrace.core.request import Request, Table
+from headrace.core.request import Request
+from headrace.core.same_prompts import SamePrompts, needs_every_token
 from headrace.core.states import StateGroup
 from headrace.core.step_writes import Cell, StepWrites
-from headrace.core.types import BlockCopy, KVGroupSpec, Pooling, Retention, StateSlots, TableUpdate
-
-
-@dataclass(frozen=True, slots=True)
-class KVUsage:
-    """Blocks and token places over all groups. `reserved` counts places in blocks that sequences hold,
-    `used` those that hold a computed token still in reach; a place that several sequences share counts once.
-    Slots of recurrent states are blocks without places."""
-
-    total_blocks: int
-    held_blocks: int
-    reserved_tokens: int
-    used_tokens: int
+from headrace.core.table import Table, dropped_blocks
+from headrace.core.types import BlockCopy, KVGroupSpec, Retention, StateSlots, TableUpdate
 
 
 class KVManager:
@@ -48,7 +39,7 @@ class KVManager:
             raise ValueError("all KV groups must have one block size")
         self.cache = PrefixCache(groups) if prefix_caching else None
         self.step = StepWrites()
-        self._prompts: dict[int, Request] = {}  # prompt key -> a sequence whose blocks hold the whole prompt
+        self._prompts = SamePrompts(self.groups)
         self._unchanged = (None,) * len(self.groups)
         self.has_windows = any(group.window is not None for group in self.groups)
         self.pools = tuple(
@@ -101,7 +92,7 @@ class KVManager:
 
     def lookup(self, request: Request) -> Hit | None:
         """Reusable blocks for the request's tokens, or None when prefix caching does not apply."""
-        if self.cache is None or _needs_every_token(request):
+        if self.cache is None or needs_every_token(request):
             return None
         return self.cache.lookup(request.keys, self.findable(request), request.salt)
 
@@ -115,7 +106,7 @@ class KVManager:
         """Give the request references to the blocks of a hit."""
         request.num_computed = request.num_stored = hit.num_tokens
         for group, (spec, blocks) in enumerate(zip(self.groups, hit.blocks, strict=True)):
-            self._take(request, group, list(blocks.values()), _dropped(spec, hit.num_tokens))
+            self._take(request, group, list(blocks.values()), dropped_blocks(spec, hit.num_tokens))
 
     def fork(self, request: Request) -> Request | None:
         """Share the whole prompt of a sequence that has the same one; returns that sequence, None if there is none.
@@ -123,33 +114,13 @@ class KVManager:
         A partly filled last block is shared too. Only the last prompt token is computed again, for its logits, and
         not written; the next writer copies the block first. A recurrent state is shared as it was before that token.
         """
-        source = self._prompts.get(request.prompt_key)
-        if (
-            source is None
-            or request.num_output
-            or _needs_every_token(request)
-            or _evicts_prompt(request)
-            or not source.has_prompt_of(request)
-        ):
+        source = self._prompts.same(request)
+        shares = None if source is None else self._prompts.shares(source)
+        if shares is None:
             return None
-        start = request.num_prompt - 1
-        end_block = -(-request.num_prompt // self.block_size)
-        shares: list[tuple[list[int], int]] = []
-        for spec, table in zip(self.groups, source.tables, strict=True):
-            if spec.is_state:
-                if start and table.branch is None:
-                    return None
-                shares.append(([] if table.branch is None else [table.branch], 0))
-                continue
-            dropped = _dropped(spec, start)
-            if table.dropped > dropped:  # its window has moved on
-                return None
-            sinks = table.live[: spec.sink_blocks] if dropped else []
-            first = spec.sink_blocks + dropped if dropped else 0
-            shares.append((sinks + table.live[first - table.dropped : end_block - table.dropped], dropped))
         for group, (live, dropped) in enumerate(shares):
             self._take(request, group, live, dropped)
-        request.num_computed, request.num_stored = start, request.num_prompt
+        request.num_computed, request.num_stored = request.num_prompt - 1, request.num_prompt
         return source
 
     def hold(self, hit: Hit | None) -> None:
@@ -169,10 +140,8 @@ class KVManager:
 
     def may_find_other(self, request: Request, hit: Hit | None, source: Request | None) -> bool:
         """Whether `fork` and `lookup`, which found these, may now find something that needs fewer blocks."""
-        if source is None and request.prompt_key in self._prompts and not request.num_output:
-            tables = self._prompts[request.prompt_key].tables
-            if request.num_prompt == 1 or all(tables[group].branch is not None for group in self._states):
-                return not _needs_every_token(request)
+        if source is None and self._prompts.may_share(request):
+            return not needs_every_token(request)
         return hit is not None and self.cache is not None and self.cache.has_changed(hit, request.keys)
 
     def _take(self, request: Request, group: int, blocks: list[int], dropped: int) -> None:
@@ -286,8 +255,7 @@ class KVManager:
     def evict(self, request: Request) -> int:
         """After the slice that moved what stays: free the blocks that it was moved from; returns the tokens given
         up."""
-        if self._prompts.get(request.prompt_key) is request:
-            del self._prompts[request.prompt_key]
+        self._prompts.forget(request)
         before = request.evicted
         for group in self._evicting:
             table = request.tables[group]
@@ -358,8 +326,8 @@ class KVManager:
             state.follow(request, added, end)
             for slot in state.settle(request):
                 self.step.add(request.number, (group, slot), findable=False)
-        if request.num_computed < request.num_prompt <= end and not _evicts_prompt(request):
-            self._prompts[request.prompt_key] = request
+        if request.num_computed < request.num_prompt <= end:
+            self._prompts.add(request)
         if not start < request.num_prompt <= end:
             return
         last = (request.num_prompt - 1) // self.block_size
@@ -367,7 +335,7 @@ class KVManager:
             if spec.is_state:
                 continue
             for index in range(start // self.block_size, last + 1):
-                if (block := _live_block(spec, table, index)) is not None:
+                if (block := table.block_at(spec, index)) is not None:
                     self.step.add(request.number, (group, block), findable=False)
 
     def register(self, request: Request, first: int, last: int) -> list[Cell]:
@@ -387,7 +355,7 @@ class KVManager:
             blocks = [
                 self._states[group].kept(request, index)
                 if group in self._states
-                else _live_block(spec, table, index)
+                else table.block_at(spec, index)
                 for group, (spec, table) in enumerate(zip(self.groups, request.tables, strict=True))
             ]
             found += self.cache.insert(index, request.keys, request.tokens, request.salt, blocks)
@@ -431,8 +399,7 @@ class KVManager:
 
     def free(self, request: Request) -> None:
         """Free every block and reset num_computed. The tail is freed first, so a prefix is evicted after its tail."""
-        if self._prompts.get(request.prompt_key) is request:
-            del self._prompts[request.prompt_key]
+        self._prompts.forget(request)
         for group, table in enumerate(request.tables):
             for block in reversed(table.held):
                 self._release(group, block)
@@ -443,7 +410,7 @@ class KVManager:
         """Changes of the request's tables since the last call; a table without changes gives None."""
         for table in request.tables:
             if table.changed_from < len(table.live) or table.dropped != table.told_dropped:
-                return tuple(_take_update(table) for table in request.tables)
+                return tuple(table.take_update() for table in request.tables)
         return self._unchanged
 
     def states(self, request: Request) -> tuple[StateSlots | None, ...]:
@@ -457,25 +424,7 @@ class KVManager:
 
     def usage(self, requests: Sequence[Request]) -> KVUsage:
         """Exact occupancy by the given sequences. O(blocks held): for reports, not for every step."""
-        filled: dict[tuple[int, int], int] = {}
-        slots: set[tuple[int, int]] = set()
-        for request in requests:
-            for group, (spec, table) in enumerate(zip(self.groups, request.tables, strict=True)):
-                if spec.is_state:
-                    slots.update((group, slot) for slot in table.held)
-                    continue
-                for entry, block in enumerate(table.live):
-                    logical = entry if entry < spec.sink_blocks else entry + table.dropped
-                    computed = request.num_computed - table.evicted
-                    tokens = min(self.block_size, max(0, computed - logical * self.block_size))
-                    filled[group, block] = max(filled.get((group, block), 0), tokens)
-                filled.update({(group, block): 0 for block in table.targets})
-        return KVUsage(
-            total_blocks=sum(pool.num_blocks for pool in self.pools),
-            held_blocks=len(filled) + len(slots),
-            reserved_tokens=len(filled) * self.block_size,
-            used_tokens=sum(filled.values()),
-        )
+        return usage_of(self.groups, self.pools, requests)
 
     def _evict(self, group: int, block: int) -> None:
         assert self.cache is not None
@@ -490,7 +439,7 @@ class KVManager:
         spec = self.groups[group]
         if spec.window is None:
             return
-        count = _dropped(spec, num_computed) - table.dropped
+        count = dropped_blocks(spec, num_computed) - table.dropped
         if count <= 0:
             return
         first = spec.sink_blocks
@@ -514,42 +463,3 @@ class KVManager:
             if pool.references(table.live[at]) > 1
             or (self.cache is not None and self.cache.holds(group, table.live[at]))
         ]
-
-
-_EVERY_TOKEN = (Pooling.MEAN, Pooling.ALL)
-
-
-def _needs_every_token(request: Request) -> bool:
-    """Whether its results come from computing each token of the prompt, so that it can share none of them."""
-    return request.params.prompt_logprobs is not None or request.pooling in _EVERY_TOKEN
-
-
-def _evicts_prompt(request: Request) -> bool:
-    """Whether tokens of the prompt are evicted when it is computed: its sequences do not share a last block."""
-    return request.eviction is not None and request.num_prompt > request.eviction.budget
-
-
-def _dropped(spec: KVGroupSpec, num_computed: int) -> int:
-    """Blocks between sinks and window that queries at positions >= num_computed cannot see."""
-    if spec.window is None:
-        return 0
-    return max(0, max(0, num_computed - spec.window + 1) // spec.block_size - spec.sink_blocks)
-
-
-def _live_block(spec: KVGroupSpec, table: Table, logical: int) -> int | None:
-    entry = logical
-    if logical >= spec.sink_blocks:
-        entry -= table.dropped
-        if entry < spec.sink_blocks and table.dropped:
-            return None
-    return table.live[entry] if entry < len(table.live) else None
-
-
-def _take_update(table: Table) -> TableUpdate | None:
-    first = min(table.changed_from, len(table.live))
-    blocks = tuple(table.live[first:])
-    if not blocks and table.dropped == table.told_dropped:
-        return None
-    table.changed_from = len(table.live)
-    table.told_dropped = table.dropped
-    return TableUpdate(first, blocks, table.dropped, table.evicted)

@@ -1,4 +1,4 @@
-"""One sequence in the scheduler: counters, an enum, and its block tables."""
+"""One sequence in the scheduler: counters, an enum, and its block tables (`table`)."""
 
 from __future__ import annotations
 
@@ -6,49 +6,8 @@ from headrace.core import trees
 from headrace.core.eviction import Eviction
 from headrace.core.params import SamplingParams
 from headrace.core.prefix_cache import BlockKeys
-from headrace.core.types import NOWHERE, NewRequest, NewSequence, RequestStats, Status
-
-
-class Table:
-    """Block table of one sequence in one KV group; see TableUpdate for how live entries map to logical blocks.
-
-    `changed_from` is the first live entry that changed since the last TableUpdate. In a group of retention STATE the
-    one live entry is the slot with the state after the computed tokens, or after those of the slice just granted;
-    the other fields are described in states.py. `evicted` tokens have been given up, so the token at position p has
-    place p - evicted; `targets` are the blocks that the slice just granted moves those to stay to.
-    """
-
-    __slots__ = (
-        "base", "branch", "changed_from", "drafts", "dropped", "evicted", "live", "source", "tail", "targets",
-        "told_dropped", "writes",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.live: list[int] = []
-        self.dropped = 0
-        self.changed_from = 0
-        self.told_dropped = 0
-        self.source = NOWHERE
-        self.writes: list[tuple[int, int]] = []
-        self.branch: int | None = None
-        self.base = 0
-        self.drafts: list[int] = []
-        self.tail: tuple[bytes, int] | None = None
-        self.evicted = 0
-        self.targets: list[int] = []
-
-    @property
-    def held(self) -> list[int]:
-        """Every block that it has a reference to."""
-        if self.branch is None and not self.drafts and not self.targets:
-            return self.live
-        branch = () if self.branch is None else (self.branch,)
-        return [*self.live, *self.drafts, *branch, *self.targets]
-
-    @property
-    def logical_len(self) -> int:
-        """Logical blocks covered so far, dropped ones included."""
-        return len(self.live) + self.dropped
+from headrace.core.table import Table
+from headrace.core.types import NewRequest, NewSequence, RequestStats, Status
 
 
 class Request:

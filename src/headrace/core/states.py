@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection
 
 from headrace.core.block_pool import BlockPool
 from headrace.core.prefix_cache import PrefixCache
-from headrace.core.request import Request, Table
+from headrace.core.request import Request
+from headrace.core.table import Table
 from headrace.core.types import NOWHERE, KVGroupSpec
 
 
