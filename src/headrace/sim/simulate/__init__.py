@@ -1,1 +1,5 @@
-"""The production scheduler in simulated time: requests, replicas behind a router, and what their clients would see."""
+"""The production scheduler in simulated time: requests, replicas behind a router, and what their clients would see.
+
+Reading order: requests, generated, traces, load; deploy, times, executor, replica; router, failures, run; tally,
+timeline, search.
+"""

@@ -1,4 +1,4 @@
-"""Settings for a goal, and the checklist of techniques, from the cost model.
+"""Settings for a goal, by simulation on this machine's profile, and the checklist of techniques, by the cost model.
 
-Reading order: goal, settle, gains, checklist.
+Reading order: goal, formula, trials, choose, settle; gains, checklist.
 """
