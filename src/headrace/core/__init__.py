@@ -9,5 +9,5 @@
 - `scheduler`, `slice_results`, `scheduler_counts`: one step after the other.
 - `engine`: the core's interface. `snapshot`, `snapshot_data`: what displays show. `steady`: many steps at once, for
   simulations.
-- `record`, `forks`, `vectors`: fast values, what a forked child makes anew, vectors as bytes.
+- `record`, `forks`, `vectors`: fast values, what a forked child creates again, vectors as bytes.
 """

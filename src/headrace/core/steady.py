@@ -58,7 +58,7 @@ def skip(engine: Engine, tokens: Tokens, ends_s: Sequence[float]) -> list[Output
     """Apply `len(ends_s)` steps, at most as many as `steady_steps` has just returned; they end at these times.
 
     Returns the outputs of the sequences that ended in the last of them, without their tokens. Block tables count as
-    told: this is for executors that keep none.
+    sent: this is for executors that keep none.
     """
     scheduler, steps = engine.scheduler, len(ends_s)
     running, end_s = scheduler.running, ends_s[-1]

@@ -205,7 +205,7 @@ class SeqSlice:
     num_stored: int = 0
     states: tuple[
         StateSlots | None, ...
-    ] = ()  # one per KV group, None but for retention STATE; () if there is none
+    ] = ()  # one per KV group, None except for retention STATE; () if there is none
     draft_parents: tuple[int, ...] = ()  # of a tree of drafts, see core.trees; () for a chain
     observation: Observation | None = None
     evicted: int = 0  # tokens before `start` that are gone, see core.eviction

@@ -48,7 +48,7 @@ def write_header(file: BinaryIO, metadata: Mapping[str, Value], tensors: Sequenc
 def write_without_weights(
     path: Path, metadata: Mapping[str, Value], tensors: Sequence[Planned], first: bytes = b""
 ) -> None:
-    """A sparse file whose tensors are zero, but for the bytes of the first one: what readers say of the header can be
+    """A sparse file whose tensors are zero, except the bytes of the first one: what readers say of the header can be
     known before there is any weight."""
     with path.open("wb") as file:
         write_header(file, metadata, tensors)

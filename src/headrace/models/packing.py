@@ -78,7 +78,7 @@ def pack_codes(
     bias: NDArray[np.float32] | None = None,
     place: ExpertPlace = ALONE,
 ) -> PackedMatrix:
-    """Codes, unchanged but for bits and groups that the parts do not share."""
+    """Codes, unchanged where the parts share bits and groups."""
     codes = [native_codes(part, target) for part in parts]
     if place.matrix is not None:
         place.matrix.put_codes(kernels, team, place.number, [*codes], bias)

@@ -10,7 +10,7 @@ from headrace.models.spec import AttentionSpec, LatentSpec, LayerSpec, ModelSpec
 
 
 def inverse_frequencies(rope: RopeSpec) -> tuple[list[float], float]:
-    """R/2 inverse frequencies in radians a position, and the factor on cosines and sines (1 but for YaRN and longrope).
+    """R/2 inverse frequencies in radians a position, and the factor on cosines and sines (1 without YaRN or longrope).
 
     A function of the config alone: tokens do not depend on how much memory is free.
     """

@@ -68,8 +68,8 @@ def open_files(source: ModelSource) -> WeightFiles | None:
 def open_source(source: ModelSource) -> ModelSource:
     """The source with its weights' files opened and its quantised matrices found, so that all who need them find them.
 
-    Random and packed weights have none. Raises as `open_weights` does, but for a folder of floats that lacks files of
-    its own, which is given back as it is: what it would need can be told, and loading it reports the error.
+    Random and packed weights have none. Raises as `open_weights` does, except for a folder of floats that lacks
+    files: it comes back as it is, so that its plan can be printed, and loading it reports the error.
     """
     if source.opened is not None or source.path is None or is_packed(source.path):
         return source

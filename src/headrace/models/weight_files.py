@@ -57,7 +57,7 @@ class WeightFiles(Protocol):
         ...
 
     def matrix_dtype(self, excluded: Collection[str] = ()) -> str:
-        """The narrowest type that holds every matrix exactly, but for those in `excluded`: "float32", "float16" or
+        """The narrowest type that holds every matrix exactly, except those in `excluded`: "float32", "float16" or
         "bfloat16"."""
         ...
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def lower_experts(low: Lowering, spec: ExpertsSpec, norm: str, role: str = "post_norm") -> Branch:
-    """Appends them but for the sum. They read the residual stream after the norm of that name, if it is not empty; its
+    """Appends them, without the sum. They read the residual stream after the norm of that name, if it is not empty; its
     weights have this role."""
     names, hidden, expert = low.names, low.spec.hidden_size, spec.expert
     count, each, wide = spec.num_experts, spec.router.top_k, expert.intermediate_size

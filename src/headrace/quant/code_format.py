@@ -69,7 +69,7 @@ class CodeFormat:
 def native_format(stored: CodeFormat, activations: Activations) -> WeightFormat | None:
     """The packed format that holds the codes of `stored`, or None where there is none.
 
-    The weights are exactly the same, but for the tables of NF4 and of bitsandbytes' FP4, whose entries are bfloat16.
+    The weights are exactly the same, except the tables of NF4 and of bitsandbytes' FP4, whose entries are bfloat16.
     Floats of 8 bits and those two tables meet bf16 activations only. Minima, and scales of scales, are for blocks that
     are packed as they are, which int8 activations meet.
     """

@@ -78,7 +78,7 @@ def encode_with_zeros(groups: Tensor, levels: int, cols: int) -> Quantized:
 
 
 def dequantize(matrix: Quantized) -> Tensor:
-    """float32 [rows, cols]: scale * (code - zero), exact but for the rounding of the product."""
+    """float32 [rows, cols]: scale * (code - zero), exact up to the rounding of the product."""
     cols = matrix.codes.shape[1]
     scales = matrix.scales.to(torch.float32).repeat_interleave(matrix.group, dim=1)[:, :cols]
     if matrix.zeros is None:

@@ -23,7 +23,7 @@ from headrace.quantize.smoothquant import smooth_factors
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a method is told beside the scheme. order, damping: as in `gptq.gptq`. smoothing: the strength of
+    """What a method gets beside the scheme. order, damping: as in `gptq.gptq`. smoothing: the strength of
     SmoothQuant."""
 
     order: Order | None

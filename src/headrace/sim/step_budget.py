@@ -26,7 +26,7 @@ from headrace.sim.online import OnlineCost, SizeTimes, sums
 from headrace.sim.work import model_work
 
 DECODES = 2.2
-"""Below 2.5, which is what the gaps' 99th percentile shall stay under: predictions have errors."""
+"""Below 2.5, the bound for the 99th percentile of the gaps, because predictions have errors."""
 CALM, PRESSED = 0.1, 0.6
 """Prompts that wait while another one is computed, for each sequence that decodes: up to CALM the budget does not
 rise, from PRESSED on it is highest."""

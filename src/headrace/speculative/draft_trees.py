@@ -29,7 +29,7 @@ CHOICES = 4
 BEAMS = 4
 """Tokens of one sequence that are read at each depth."""
 LEVELS = 16
-"""Confidences are told apart by so many levels, of each of which the share of right tokens is measured."""
+"""Levels of confidence; the share of right tokens is measured for each."""
 
 OUTLINE = Outline((), tuple((level + 0.5) / LEVELS for level in range(LEVELS)))
 """A node's number is the level of its confidence."""

@@ -1,7 +1,7 @@
 """Look-up in what the engine wrote before: answers to like questions often go on alike.
 
 Only outputs of the same user under the same cache salt are looked at, as in the prefix cache, so that the time of an
-answer says nothing of what others were told.
+answer reveals nothing of what others were sent.
 """
 
 from __future__ import annotations

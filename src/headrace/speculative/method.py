@@ -84,5 +84,5 @@ class Method(Protocol):
         ...
 
     def release(self, request_id: int) -> None:
-        """The sequence has ended, or begins anew. Unknown ones are ignored."""
+        """The sequence has ended, or starts over. Unknown ones are ignored."""
         ...

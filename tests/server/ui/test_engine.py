@@ -70,7 +70,7 @@ def test_traffic_makes_lanes_and_blocks_move(
     rate = one.page.inner_text(".gauge >> nth=0 >> .big")
     assert int(rate.replace("tok/s", "").replace(",", "")) > 50
     one.page.click("#traffic")  # enough seen
-    one.wait(lambda: "stopped" in one.page.inner_text("#traffic-told"))
+    one.wait(lambda: "stopped" in one.page.inner_text("#traffic-status"))
     one.wait(lambda: crowded.idle)
     text = one.page.inner_text(".gauge >> nth=4 >> .more")
     assert int(text.split()[0].replace(",", "")) == crowded.stats().scheduler.preemptions > 0
@@ -97,7 +97,7 @@ def test_lanes_show_which_drafted_tokens_were_right(visit: Open) -> None:
         assert "drafted, right" in one.page.inner_text("#lanes-legend")
         assert "drafted, wrong" in one.page.inner_text("#lanes-legend")
         one.page.click("#traffic")
-        one.wait(lambda: "stopped" in one.page.inner_text("#traffic-told"))
+        one.wait(lambda: "stopped" in one.page.inner_text("#traffic-status"))
     finally:
         server.close()
 
@@ -106,8 +106,8 @@ def test_lanes_show_which_drafted_tokens_were_right(visit: Open) -> None:
 def test_the_page_summarises_the_traffic(tale: ServeProcess, visit: Open) -> None:
     one = visit(tale.url, calm=True)
     one.page.click("#traffic")
-    one.wait(lambda: "prefix cache" in one.page.inner_text("#traffic-told"), 60)
-    text = one.page.inner_text("#traffic-told")
+    one.wait(lambda: "prefix cache" in one.page.inner_text("#traffic-status"), 60)
+    text = one.page.inner_text("#traffic-status")
     assert "memory sufficed" in text
     assert 20 < int(text.split()[0]) <= 57  # on a slow machine the later waves are left out
     share = int(text.split(" % of the prompts")[0].split()[-1])

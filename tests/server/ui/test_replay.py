@@ -49,7 +49,7 @@ def test_a_simulation_is_replayed(slow: TinyServer, visit: Open, recorded: Path)
     assert not page.is_visible("#replay")
     page.set_input_files("#replay-file", str(recorded))
     one.wait(lambda: page.is_visible("#replay"))
-    assert "shape:smollm2-135m" in page.inner_text("#traffic-told")
+    assert "shape:smollm2-135m" in page.inner_text("#traffic-status")
     page.select_option("#replay-speed", value="5")
     one.wait(lambda: float(page.inner_text("#replay-time").split()[0]) > 1.0)  # it plays
     page.click("#replay-play")
@@ -89,7 +89,7 @@ def test_other_files_are_refused(
     path = tmp_path / "x.jsonl"
     path.write_text(text)
     one.page.set_input_files("#replay-file", str(path))
-    one.wait(lambda: words in one.page.inner_text("#traffic-told"))
+    one.wait(lambda: words in one.page.inner_text("#traffic-status"))
     assert not one.page.is_visible("#replay")
     if words == "damaged":
         assert one.page.text_content("#replay-play") == "Play"  # it does not play on

@@ -57,7 +57,7 @@ def read_expert(config: ConfigReader, field: str, activation: MLPSpec) -> MLPSpe
 
 
 def sparse_layers(config: ConfigReader, dense: MLPSpec, experts: ExpertsSpec) -> list[FeedForward]:
-    """Qwen: every `decoder_sparse_step`-th layer has experts, but for `mlp_only_layers`."""
+    """Qwen: every `decoder_sparse_step`-th layer has experts, except `mlp_only_layers`."""
     count = read_layer_count(config)
     step = config.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
     only = config.integers("mlp_only_layers", count, 0, count - 1, fewer=True) or []

@@ -32,8 +32,8 @@ _PAIRS = np.array([0, 2, 4, 6], dtype=np.uint8)
 def dequantize(raw: Bytes, type: BlockType) -> Floats:
     """float32 [rows, columns] of rows of blocks, uint8 [rows, bytes a row].
 
-    Equal to the package gguf's `quants.dequantize`, bit for bit, but for which NaN a NaN is. In MXFP4, as in OCP MX 1.0
-    and in the kernels, an exponent of 255 is NaN and code 8 is -0.
+    Equal to the package gguf's `quants.dequantize`, bit for bit; only the bits of a NaN may differ. In MXFP4, as in OCP
+    MX 1.0 and in the kernels, an exponent of 255 is NaN and code 8 is -0.
     """
     rows, row_bytes = raw.shape
     columns = row_bytes // type.bytes * type.weights

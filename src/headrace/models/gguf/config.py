@@ -140,7 +140,7 @@ def read_config(model: GGUFModel, floats: Callable[[str], list[float]]) -> tuple
 
 
 def matrix_dtype(model: GGUFModel, excluded: Collection[str] = ()) -> str:
-    """The type that holds every matrix exactly, but for those in `excluded` and for routers and convolutions, which are
+    """The type that holds every matrix exactly, except those in `excluded` and routers and convolutions, which are
     stored and computed in float32: 16 bits where all have them."""
     names = (name for name in model.names() if name not in excluded and layer_part(name) not in IN_FLOAT32)
     infos = map(model.tensor, names)

@@ -89,7 +89,7 @@ def weight_shards(names: Sequence[str]) -> list[str]:
 
 
 def side_files(names: Sequence[str]) -> list[str]:
-    """Configs, tokenizer and chat templates: at the top, but for the folder of additional templates."""
+    """Configs, tokenizer and chat templates: at the top, except the folder of additional templates."""
     return [
         name
         for name in names

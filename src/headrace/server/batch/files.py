@@ -177,7 +177,7 @@ class BatchOutput:
         if foreign:
             raise ConfigError(
                 f"{self._path} holds answers to other requests, such as {next(iter(foreign))!r:.80}: name another "
-                "file, or start anew with --overwrite"
+                "file, or start over with --overwrite"
             )
 
     def close(self) -> None:
@@ -258,5 +258,5 @@ class BatchOutput:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
         raise ConfigError(
-            f"line {number} of {self._path} is no answer of a batch: name another file, or start anew with --overwrite"
+            f"line {number} of {self._path} is no answer of a batch: name another file, or start over with --overwrite"
         )

@@ -186,7 +186,7 @@ class ChunkTemplate:
 class ChunkWriter(EventWriter[tuple[int, Delta]]):
     """The chunks of a streamed answer; a chunk with usage and [DONE] end it.
 
-    `plain`: chunks of this stream differ in their text alone, but for the first and the last of a choice, so that
+    `plain`: chunks of this stream differ in their text alone, except the first and the last of a choice, so that
     `templates` can write them.
     """
 

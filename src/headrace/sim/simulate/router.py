@@ -22,7 +22,7 @@ what that one has."""
 
 
 class Router(Protocol):
-    """Chooses replicas for requests, and is told what became of them."""
+    """Chooses replicas for requests, and gets a call when one ends or fails."""
 
     def choose(self, ask: Ask, up: Sequence[int], replicas: Sequence[Replica]) -> int:
         """One of the replicas `up`, which is not empty."""

@@ -20,7 +20,7 @@ def written_calls(calls: Sequence[tuple[str, Arguments]], how: ToolCallFormat) -
 
 
 def example(how: ToolCallFormat) -> str:
-    """What a call looks like, for a model that is told so."""
+    """What a call looks like, as a prompt describes it to the model."""
     form = _form(how)
     if form.tags is not None:
         given = _tagged(form, "ARGUMENT", "VALUE")

@@ -99,8 +99,8 @@ export class Answer {
 
   /** Seconds to the first token and tokens a second behind it, as this page saw them. */
   figures() {
-    const told = make("p", { class: "figures" });
-    const add = (value, words) => told.append(make("span", {}, make("b", { textContent: value }), ` ${words}`));
+    const line = make("p", { class: "figures" });
+    const add = (value, words) => line.append(make("span", {}, make("b", { textContent: value }), ` ${words}`));
     const tokens = this.usage?.completion_tokens ?? this.pieces;
     if (this.first !== null) add(duration((this.first - this.asked) / 1000), "to first token");
     const seconds = this.first === null ? 0 : (this.last - this.first) / 1000;
@@ -109,11 +109,11 @@ export class Answer {
     if (tokens) add(count(tokens), this.reason === "length" ? "tokens, the most allowed" : "tokens");
     const cached = this.usage?.prompt_tokens_details?.cached_tokens;
     if (this.usage) add(`${count(cached ?? 0)} of ${count(this.usage.prompt_tokens)}`, "prompt tokens cached");
-    if (this.stopped) told.append(make("span", { textContent: "stopped" }));
-    return told;
+    if (this.stopped) line.append(make("span", { textContent: "stopped" }));
+    return line;
   }
 
-  /** What a screen reader is told, once, when the answer is complete. */
+  /** What a screen reader announces, once, when the answer is complete. */
   spoken(content) {
     if (this.trouble) return ""; // the alert has spoken
     return `${this.stopped ? "Answer, stopped" : "Answer"}: ${content || "empty"}`;

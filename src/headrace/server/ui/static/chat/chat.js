@@ -14,7 +14,7 @@ const STORYTELLER = [
 export class Chat {
   constructor(settings, { answered }) {
     this.settings = settings;
-    this.answered = answered; // is told the id of each answer
+    this.answered = answered; // called with the id of each answer
     this.exchanges = []; // {question, answer}, the answer empty until some of it has come
     this.running = null; // AbortController of the answer that is being written
     this.list = byId("messages");

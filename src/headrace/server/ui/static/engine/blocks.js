@@ -25,9 +25,9 @@ export class BlockMaps {
 
 class Grid {
   constructor() {
-    this.told = make("p", { class: "map-told" });
+    this.caption = make("p", { class: "map-caption" });
     this.canvas = make("canvas", { tabIndex: 0, role: "img" });
-    this.element = make("div", { class: "map" }, this.told, this.canvas);
+    this.element = make("div", { class: "map" }, this.caption, this.canvas);
     this.map = null;
     this.cells = [];
     this.lanes = [];
@@ -68,7 +68,7 @@ class Grid {
       [count(map.findable), "findable"],
       [count(free), "free"],
     ];
-    this.told.replaceChildren(
+    this.caption.replaceChildren(
       ...(isOneOfSeveral ? [make("span", { textContent: `Group ${map.name}:` })] : []),
       ...parts.map(([number, word]) => make("span", {}, make("b", { textContent: number }), ` ${word}`)),
       make("span", { textContent: `of ${plural(map.blocks, "block")}, ${plural(map.block_size, "token")} each` }),
@@ -149,13 +149,13 @@ class Grid {
     const name = perCell === 1 ? `Block ${first}` : `Blocks ${first} to ${last}`;
     const story = byId("story");
     const text = tale(this.cells[this.marked], this.lanes, size, perCell > 1);
-    if (story.dataset.told === name + text) return; // screen readers hear news only
-    story.dataset.told = name + text;
+    if (story.dataset.shown === name + text) return; // screen readers hear news only
+    story.dataset.shown = name + text;
     story.replaceChildren(make("b", { textContent: name }), text);
   }
 }
 
-/** Neighbours of two requests are told apart by this; it stays with a request as others come and go. */
+/** Distinguishes blocks of two requests side by side; it stays with a request as others come and go. */
 function tint(lane) {
   if (lane === undefined) return 0;
   let sum = 0;

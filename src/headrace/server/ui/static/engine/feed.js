@@ -14,7 +14,7 @@ export class Feed {
     this.restart();
   }
 
-  /** Connect anew, with the present key. */
+  /** Connect again, with the present key. */
   restart() {
     this.connection?.abort();
     this.connection = null;

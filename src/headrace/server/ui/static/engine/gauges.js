@@ -36,10 +36,10 @@ function roofline(tick) {
   return typeof tick.roofline === "number" ? `, ${percent(tick.roofline)} of the roofline` : "";
 }
 
-function latency(told) {
-  if (told.p50 === null) return ["–", "", "of the last minute", [0, 0]];
-  const [number, unit] = duration(told.p50).split(" ");
-  return [number, `${unit} median`, `p90 ${duration(told.p90)}, p99 ${duration(told.p99)}`, [told.p50, told.p99]];
+function latency(quantiles) {
+  if (quantiles.p50 === null) return ["–", "", "of the last minute", [0, 0]];
+  const [number, unit] = duration(quantiles.p50).split(" ");
+  return [number, `${unit} median`, `p90 ${duration(quantiles.p90)}, p99 ${duration(quantiles.p99)}`, [quantiles.p50, quantiles.p99]];
 }
 
 const held = (tick) => Math.max(0, ...tick.maps.map((map) => map.held / map.blocks));

@@ -9,29 +9,29 @@ const MAX_KEPT = 400;
  * `interruptions` are [phase, from, to] that lie over the rest; `to` is null while they last.
  */
 class Lane {
-  constructor(told, now) {
-    this.name = told.name;
-    this.arrival = told.arrival;
-    this.shownFrom = told.arrival;
+  constructor(record, now) {
+    this.name = record.name;
+    this.arrival = record.arrival;
+    this.shownFrom = record.arrival;
     this.row = null;
     this.finished = null;
     this.reason = null;
     this.interruptions = [];
     this.drafts = []; // [time, output so far, drafted, accepted], where anything was drafted
-    this.update(told, told.arrival, now);
+    this.update(record, record.arrival, now);
   }
 
-  update(told, since, now) {
-    const { scheduled = null, first = null, phase = null } = told;
-    if (told.preemptions > (this.preemptions ?? told.preemptions) && phase !== "preempted") {
+  update(record, since, now) {
+    const { scheduled = null, first = null, phase = null } = record;
+    if (record.preemptions > (this.preemptions ?? record.preemptions) && phase !== "preempted") {
       // It was over before anybody looked: about here.
       this.interruptions.push(["preempted", since - GLIMPSE_S / 2, since + GLIMPSE_S / 2]);
     }
-    Object.assign(this, { scheduled, first, prompt: told.prompt, cached: told.cached, output: told.output });
-    this.preemptions = told.preemptions;
-    const { drafted = 0, accepted = 0 } = told;
-    if (drafted > (this.drafts.at(-1)?.[2] ?? 0)) this.drafts.push([now, told.output, drafted, accepted]);
-    this.computed = told.computed ?? told.prompt + told.output;
+    Object.assign(this, { scheduled, first, prompt: record.prompt, cached: record.cached, output: record.output });
+    this.preemptions = record.preemptions;
+    const { drafted = 0, accepted = 0 } = record;
+    if (drafted > (this.drafts.at(-1)?.[2] ?? 0)) this.drafts.push([now, record.output, drafted, accepted]);
+    this.computed = record.computed ?? record.prompt + record.output;
     if (phase === null) return;
     this.phase = phase;
     const open = this.interruptions.at(-1);
@@ -42,9 +42,9 @@ class Lane {
     if (over !== null && (!isOpen || open[0] !== over)) this.interruptions.push([over, since, null]);
   }
 
-  end(told, at) {
-    this.finished = told.finished ?? at;
-    this.reason = told.reason ?? null;
+  end(record, at) {
+    this.finished = record.finished ?? at;
+    this.reason = record.reason ?? null;
     for (const interruption of this.interruptions) interruption[2] ??= this.finished;
   }
 
@@ -101,21 +101,21 @@ export class Lanes {
     const start = this.before || tick.now;
     this.before = this.now = tick.now;
     const alive = new Set();
-    for (const told of tick.lanes) {
-      alive.add(told.name);
-      const known = this.lanes.get(told.name);
-      if (known) known.update(told, (start + tick.now) / 2, tick.now);
-      else this.lanes.set(told.name, new Lane(told, tick.now));
+    for (const record of tick.lanes) {
+      alive.add(record.name);
+      const known = this.lanes.get(record.name);
+      if (known) known.update(record, (start + tick.now) / 2, tick.now);
+      else this.lanes.set(record.name, new Lane(record, tick.now));
     }
-    for (const told of tick.ended) {
-      let lane = this.lanes.get(told.name);
+    for (const record of tick.ended) {
+      let lane = this.lanes.get(record.name);
       if (!lane) {
-        lane = new Lane(told, tick.now); // it began and ended between two ticks
-        this.lanes.set(told.name, lane);
+        lane = new Lane(record, tick.now); // it began and ended between two ticks
+        this.lanes.set(record.name, lane);
       }
       if (lane.finished === null) {
-        lane.update(told, (start + told.finished) / 2, told.finished);
-        lane.end(told, tick.now);
+        lane.update(record, (start + record.finished) / 2, record.finished);
+        lane.end(record, tick.now);
       }
     }
     for (const lane of this.lanes.values()) {

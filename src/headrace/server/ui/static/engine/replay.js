@@ -125,7 +125,7 @@ export class Replay {
   }
 
   tell(words) {
-    byId("traffic-told").textContent = words;
+    byId("traffic-status").textContent = words;
   }
 }
 

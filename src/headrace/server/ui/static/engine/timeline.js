@@ -5,7 +5,7 @@ import { byId, calm, make, surface } from "../common/dom.js";
 
 const SPAN_S = 10;
 const NARROW_SPAN_S = 6;
-const DELAY_S = 0.3; // what is drawn has been told already, but for a tick that is late
+const DELAY_S = 0.3; // what is drawn has arrived already, unless a tick is late
 const MIN_ROW = 18;
 const MAX_ROW = 26;
 const ROWS_WANTED = 22;

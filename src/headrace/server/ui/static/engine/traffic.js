@@ -37,7 +37,7 @@ export class Traffic {
   }
 
   tell(text) {
-    byId("traffic-told").textContent = text;
+    byId("traffic-status").textContent = text;
   }
 
   async run() {
