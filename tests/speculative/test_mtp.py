@@ -131,8 +131,8 @@ def test_models_without_such_a_layer_are_refused(tmp_path: Path) -> None:
         with pytest.raises(error, match=words):
             survey(EngineConfig(str(folder), speculative="mtp", tokenizer="tale", **options))
 
-    refused(ConfigError, "tale brings no layer that predicts further tokens", "tale")
-    refused(ConfigError, "brings no layer", "shape:deepseek-v3", dtype="bfloat16")
+    refused(ConfigError, "tale has no layer that predicts further tokens", "tale")
+    refused(ConfigError, "has no layer", "shape:deepseek-v3", dtype="bfloat16")
     lacks = tiny_mtp.write(tmp_path / "lacks", "deepseek", without="model.layers.3.eh_proj.weight")
     refused(ConfigError, "no tensor model.layers.3.eh_proj.weight", lacks)
     narrow = {"model.layers.3.eh_proj.weight": np.zeros((64, 64), np.float32)}

@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 DESCRIPTION = """\
 Headrace runs open-weight language models on the hardware you own.
 
-  headrace demo                                  a story, then what each technique brings
+  headrace demo                                  a story, then what each technique gains
   headrace generate "Once upon a time"           one completion, streamed
   headrace chat                                  talk to the bundled model
   headrace serve tale                            a server: APIs of OpenAI, Anthropic and Ollama
@@ -66,7 +66,7 @@ COMMANDS = (
     Command(
         "optimize",
         "headrace.cli.planning.optimize",
-        "which techniques are on, and what each would bring here",
+        "which techniques are on, and what each would gain here",
     ),
     Command(
         "bench",

@@ -117,7 +117,7 @@ _FLAGS = (
     _Flag(
         "max_logprobs", int, "N", "most alternatives that a request may ask for at a position (default: 20)"
     ),
-    _Flag("seed", int, "N", "seed of requests that bring none"),
+    _Flag("seed", int, "N", "seed of requests without one"),
     _Flag("num_threads", int, "N", "CPU threads"),
     _Flag("pin_threads", None, "", "bind each CPU thread to a core of its own"),
     _Flag("tokenizer", str, "NAME", "bundled name, folder or hub id of another tokenizer"),

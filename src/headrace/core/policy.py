@@ -40,7 +40,7 @@ class SchedulerConfig:
 
     `kv_cache` False recomputes every sequence at every step: the baseline that shows what a cache is worth.
     `max_draft` is the most tokens that are drafted for a sequence at once.
-    `seed` is the root of the seeds of requests that bring none. `max_logprobs` is the most alternatives that a request
+    `seed` is the root of the seeds of requests without one. `max_logprobs` is the most alternatives that a request
     may ask for at a position. `eviction`: tokens that sequences give up; needs the KV cache, and no drafts.
     """
 

@@ -36,7 +36,7 @@ def find_mtp(source: ModelSource, spec: ModelSpec) -> tuple[DraftLayers, StoredW
         checkpoint = source.files or open_weights(source, spec).checkpoint
     if names.mtp is None or checkpoint is None:
         raise ConfigError(
-            f"{source.name} brings no layer that predicts further tokens: speculative mtp is for checkpoints of "
+            f"{source.name} has no layer that predicts further tokens: speculative mtp is for checkpoints of "
             "DeepSeek V3, GLM-4.5 and Qwen3-Next, in safetensors or GGUF files"
         )
     count = str(len(spec.layers))

@@ -37,7 +37,7 @@ def found_drafters(source: ModelSource, spec: ModelSpec) -> Found:
     except (ConfigError, ModelError):
         pass
     else:
-        return Found(f"{NGRAM},{MTP}", "the checkpoint brings a layer that predicts further tokens", mtp)
+        return Found(f"{NGRAM},{MTP}", "the checkpoint has a layer that predicts further tokens", mtp)
     folder = source.path
     if folder is not None and (folder / DRAFT_FOLDER / "config.json").is_file():
         if "," in str(folder):

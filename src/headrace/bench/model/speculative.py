@@ -1,4 +1,4 @@
-"""What drafting brings: method x temperature x batch x workload, beside decoding without drafts in the same run.
+"""What drafting gains: method x temperature x batch x workload, beside decoding without drafts in the same run.
 
 Engines take turns, in a short round several times. A speed-up is the median of the ratios of each run of a method to
 the runs without drafts before and after it: so what slows the machine for longer than a run slows both.

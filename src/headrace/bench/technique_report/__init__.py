@@ -1,4 +1,4 @@
-"""What each technique brings on this machine, as one page: techniques, batches, attention, prefixes, quality, cost.
+"""What each technique gains on this machine, as one page: techniques, batches, attention, prefixes, quality, cost.
 
 Reading order: sections, workload, techniques, traffic, attention, quality, run, plots, page, compare.
 """

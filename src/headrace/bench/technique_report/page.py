@@ -41,7 +41,7 @@ def html(report: Report) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>What each technique brings: {escape(str(report.config.get('model', '')))}</h1>"
+        f"<h1>What each technique gains: {escape(str(report.config.get('model', '')))}</h1>"
         f'<p class="facts">{escape(_facts(report))}</p>{notes}<nav>{links}</nav>'
         f'<div class="best">{cards}</div>{body}</body></html>\n'
     )
@@ -49,7 +49,7 @@ def html(report: Report) -> str:
 
 def markdown(report: Report, pictures: Path | None, place: str) -> str:
     """The same as Markdown. Pictures are written to the folder `pictures`, and linked as lying in `place`."""
-    lines = [f"# What each technique brings: {report.config.get('model', '')}", "", _facts(report), ""]
+    lines = [f"# What each technique gains: {report.config.get('model', '')}", "", _facts(report), ""]
     lines += [f"- {value}: {what}" for value, what in highlights(report)]
     lines += ["", *(note + "\n" for note in _notes(report))]
     for section, rows, picture in _sections(report):

@@ -351,7 +351,7 @@ def _speculative(args: argparse.Namespace) -> Prepared:
 MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "speculative": Kind(
-            summary="what drafting brings: acceptance, tokens a step, speed-up",
+            summary="what drafting gains: acceptance, tokens a step, speed-up",
             description="Every method takes turns with decoding without drafts, in a short round several times, and a "
             "speed-up is the median of the ratios to the runs before and after it. Beside it stands what the formula "
             "predicts: tokens a step, times the seconds of a step without drafts, over those of a step with them and "

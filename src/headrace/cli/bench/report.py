@@ -1,4 +1,4 @@
-"""`headrace bench report`: what each technique brings on this machine, as a page, Markdown and JSON."""
+"""`headrace bench report`: what each technique gains on this machine, as a page, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _tables(report: Report) -> str:
 REPORT_KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "report": Kind(
-            summary="one page: what each technique brings here",
+            summary="one page: what each technique gains here",
             description="Serves one workload without a cache, with a contiguous one, batched, paged, with prefixes, "
             "fewer bits and drafts; measures batches, prompts, attention, prefix hits and quality; and writes one "
             "page with pictures, the same as Markdown, and JSON. Beside each speed stands what the cost model and the "

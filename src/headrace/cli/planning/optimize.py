@@ -27,7 +27,7 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = add_command(
         commands, "optimize", "[options] [MODEL]", examples=EXAMPLES,
-        summary="which techniques are on, what each brings here, and the next step",
+        summary="which techniques are on, what each gains here, and the next step",
         description="Print the techniques of the usual guides for one model, machine and load: on, off or not for you, "
         "the gain that the cost model predicts, and the command that turns it on. No weight is read.",
     )  # fmt: skip

@@ -139,7 +139,7 @@ def _drafted(llm: LLM, messages: Sequence[Message], options: Mapping[str, Any]) 
     before, after = outputs
     same = "the same" if after.outputs[0].token_ids == before.outputs[0].token_ids else "ANOTHER"
     short = (
-        f" Steps of {DEFAULT_MODEL} are so short\nthat drafting costs more than it brings: unless it is told to draft"
+        f" Steps of {DEFAULT_MODEL} are so short\nthat drafting costs more than it gains: unless asked to draft"
         " always, Headrace lets\nsuch a drafter rest."
     )
     return (

@@ -20,7 +20,7 @@ _SAMPLING: dict[str, Other] = {
     "guided_whitespace_pattern": Refused("write the white space into a regex or a grammar"),
     "kv_transfer_params": Refused("there is no transfer of KV caches between servers"),
     "length_penalty": _NO_BEAMS,
-    "logits_processors": Refused("requests bring no code"),
+    "logits_processors": Refused("requests cannot contain code"),
     "logprob_token_ids": Refused("use logprobs"),
     "mm_processor_kwargs": _NO_MEDIA,
     "repetition_detection": Refused("use repetition_penalty or max_tokens"),
