@@ -52,8 +52,8 @@ def check_eviction(spec: ModelSpec, *, native: bool) -> None:
         why = "is not available for recurrent layers, whose state cannot give tokens up"
     elif any(mixer.alibi for mixer in attends):
         why = (
-            "is not available for linear biases (ALiBi), which need the distance to a key: its place does not tell it "
-            "any more"
+            "is not available for linear biases (ALiBi), which need the distance to a key: after eviction its place "
+            "in the cache no longer gives its position"
         )
     elif all(mixer.retention is not Retention.FULL for mixer in attends):
         why = "changes nothing in this model: every layer of it has a window of its own"
