@@ -183,7 +183,7 @@ BAD_REQUESTS: dict[str, tuple[Callable[[LLM], object], type[HeadraceError]]] = {
     "prompt longer than the context": (lambda llm: llm.generate([[7] * 1024]), PromptTooLong),
     "token id past the vocabulary": (lambda llm: llm.generate([[7, 2048]]), InvalidParams),
     "negative token id": (lambda llm: llm.generate([[7, -1]]), InvalidParams),
-    "token id that is no number": (lambda llm: llm.generate([[7, "x"]]), InvalidParams),  # type: ignore[list-item]
+    "token id that is not a number": (lambda llm: llm.generate([[7, "x"]]), InvalidParams),  # type: ignore[list-item]
     "token id that is true": (lambda llm: llm.generate([[7, True]]), InvalidParams),
     "token id that is numpy's true": (lambda llm: llm.generate(np.array([True, True])), InvalidParams),
     "array of floats": (lambda llm: llm.generate(np.array([5.0, 6.0])), InvalidParams),
@@ -197,11 +197,11 @@ BAD_REQUESTS: dict[str, tuple[Callable[[LLM], object], type[HeadraceError]]] = {
     "bytes as a stream's prompt": (lambda llm: next(llm.stream(b"abc")), InvalidParams),
     "prompt of no kind": (lambda llm: llm.generate([3.5]), InvalidParams),  # type: ignore[list-item]
     "unknown prompt field": (lambda llm: llm.generate([{"prompt": "a", "image": "b"}]), InvalidParams),
-    "priority that is no number": (
+    "priority that is not a number": (
         lambda llm: llm.generate([{"prompt": "a", "priority": "x"}]),
         InvalidParams,
     ),
-    "salt that is no text": (lambda llm: llm.generate([{"prompt": "a", "cache_salt": 5}]), InvalidParams),
+    "salt that is not text": (lambda llm: llm.generate([{"prompt": "a", "cache_salt": 5}]), InvalidParams),
     "salt with half of a surrogate pair": (
         lambda llm: llm.generate([{"prompt": "a", "cache_salt": "\ud800"}]),
         InvalidParams,

@@ -380,7 +380,7 @@ def test_pack_and_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["pack", "tale"], "give a folder to write, or --verify"),
         (["pack", "tale", "{tmp}/x", "--verify"], "give a folder to write, or --verify"),
-        (["pack", "{tmp}", "--verify"], "is no packed folder"),
+        (["pack", "{tmp}", "--verify"], "is not a packed folder"),
         (["pack", "tale", "{tmp}/full"], "is there already"),
         (["pack", "tale", "{tmp}/file"], "is there already"),
         (["pack", "tale", "{tmp}/file/x"], "cannot be made"),

@@ -5,8 +5,8 @@
 
 Each folder holds what the package saved for a Llama of 6,000 weights in its layer. `record` adds the file
 `expected.safetensors`: token ids, and the logits that transformers computes for them from the same folder, in float32.
-The packages are no dependencies of Headrace: install them, with transformers and accelerate, into environments of their
-own.
+The packages are not dependencies of Headrace: install them, with transformers and accelerate, into environments of
+their own.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Lines = list[tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """figure: "TPOT", "TTFT" or "tokens/s", with its share of requests where it is no median. Times in seconds.
+    """figure: "TPOT", "TTFT" or "tokens/s", with its share of requests where it is not a median. Times in seconds.
 
     formula: of the plain roofline: all bytes, or all operations, at the machine's measured full rates. corrected: by
     the ratios of measured to predicted time of another run, by kind of step, as a running engine corrects them

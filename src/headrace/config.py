@@ -371,7 +371,7 @@ EVICTION_SIZES = (
 )
 
 BUDGETS = ("auto", "off")
-"""Step time budgets that are no number."""
+"""Step time budgets that are not numbers."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", "float32", "float16", "bfloat16"),

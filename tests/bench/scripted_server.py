@@ -22,7 +22,7 @@ def answer(content: bytes, status: str = "200 OK", headers: str = "") -> bytes:
 
 
 def events(*chunks: object, done: bool = True) -> bytes:
-    """A stream; what is no bytes is written as JSON."""
+    """A stream; what is not bytes is written as JSON."""
     parts = [chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode() for chunk in chunks]
     if done:
         parts.append(b"[DONE]")

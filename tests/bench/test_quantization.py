@@ -21,7 +21,7 @@ def test_variants_are_options_of_the_command() -> None:
     assert len(VARIANTS) == 15
     assert all(command_words(one) for one in VARIANTS)
     for wrong in ("", "gguf", "auto", "gptq:4:32:x", "rtn:", "gguf:a:b:c"):
-        with pytest.raises(ConfigError, match="is no variant"):
+        with pytest.raises(ConfigError, match="is not a variant"):
             command_words(wrong)
 
 

@@ -77,7 +77,7 @@ BUSY = answer(b'{"error": {"message": "try later"}}', "429 Too Many Requests", "
         (BUSY, "refused", None),
         (answer(b'{"error": {"message": "it broke"}}', "500 Oops"), "failed", "HTTP 500: it broke"),
         (answer(events(piece("a"), done=False)), "failed", "the stream ended early: without [DONE]"),
-        (answer(events(b"garbage")), "failed", "an event is no JSON: 'garbage'"),
+        (answer(events(b"garbage")), "failed", "an event is not JSON: 'garbage'"),
         (b"garbage\r\n\r\n", "failed", "the answer is not HTTP/1.1"),
         (b"", "failed", "the connection was closed without an answer"),
         (answer(honest({"max_tokens": 4, "prompt": "x"}))[:-40], "failed", "closed in the middle"),

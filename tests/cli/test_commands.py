@@ -143,7 +143,7 @@ def test_completions_that_fail_are_an_error(
     assert main(["chat", str(not_numbers), *options]) == 0
     shown = capsys.readouterr().err
     assert "error: the engine failed on the completion: " in shown
-    assert "nothing to retry" in shown  # it is no part of the conversation
+    assert "nothing to retry" in shown  # it is not a part of the conversation
 
 
 def test_chat_keeps_the_conversation_and_runs_commands() -> None:

@@ -82,8 +82,8 @@ def test_pull_shows_progress_on_a_terminal(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pull", "tale"], "'tale' is no model of the hub"),
-        (["pull", "./folder/x"], "is no model of the hub"),
+        (["pull", "tale"], "'tale' is not a model of the hub"),
+        (["pull", "./folder/x"], "is not a model of the hub"),
         (["pull", "org/none"], "hub model org/none is not there"),
         (["pull", "org/gguf:Q9"], "has no Q9; it has F16, Q4_K_M, Q8_0"),
         (["rm", "tale", "--yes"], "tale is part of the package"),
@@ -120,7 +120,7 @@ def test_list(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
 def test_rm_asks(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "org/gguf:Q8_0"]) == 0
     capsys.readouterr()
-    assert main(["rm", "org/gguf:Q8_0"]) == 1  # standard input is no terminal
+    assert main(["rm", "org/gguf:Q8_0"]) == 1  # standard input is not a terminal
     assert "only after a question, or with --yes" in capsys.readouterr().err
     status, said = on_terminal("rm", "org/gguf", answer="n\n")
     assert status == 1 and "Delete org/gguf (1.22 MiB)? [y/N]" in said and "nothing was deleted" in said

@@ -49,7 +49,7 @@ def test_files_of_lines_and_of_paragraphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"text": "one"}\n{"text": 1}\n', 'line 2 of .* is no object with "text"'),
+        (b'{"text": "one"}\n{"text": 1}\n', 'line 2 of .* is not an object with "text"'),
         (b"[1]\n", "line 1"),
         (b'{"messages": []}\n', "line 1"),
         (b'{"prompt": "a", "completion": 1}\n', "line 1"),

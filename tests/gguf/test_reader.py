@@ -175,7 +175,7 @@ BAD: dict[str, tuple[File | bytes, str]] = {
     "no elements": (File(tensors={"w": Tensor((2, 0), data=bytes(32))}), "'w' in m.gguf has no elements"),
     "part of a block": (
         File(tensors={"w": Tensor((2, 40), 2, bytes(64))}),
-        r"'w' .*rows of 40 elements, which are no whole blocks of 32 \(Q4_0\)",
+        r"'w' .*rows of 40 elements, which are not whole blocks of 32 \(Q4_0\)",
     ),
     "unknown type": (File(tensors={"w": Tensor((2, 32), 4)}), "'w' in m.gguf has the unknown type 4"),
     "refused type": (

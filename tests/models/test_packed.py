@@ -65,7 +65,7 @@ FORMATS: dict[str, tuple[WeightFormat, str]] = {
 
 @pytest.fixture
 def config(llama_config: Config) -> Config:
-    """Biases, norms on heads, and widths that are no multiple of a panel."""
+    """Biases, norms on heads, and widths that are not multiples of a panel."""
     more = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

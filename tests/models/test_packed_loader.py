@@ -37,7 +37,7 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture
 def qwen_config(llama_config: dict[str, Any]) -> dict[str, Any]:
-    """Biases, norms on heads, and widths that are no multiple of a panel."""
+    """Biases, norms on heads, and widths that are not multiples of a panel."""
     more = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

@@ -223,5 +223,5 @@ def test_folder_without_weights(tmp_path: Path) -> None:
 def test_what_is_no_regular_file(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
     """To open a pipe would wait for ever."""
     make(tmp_path / name)
-    with pytest.raises(CheckpointError, match="it is no regular file"):
+    with pytest.raises(CheckpointError, match="it is not a regular file"):
         Checkpoint(tmp_path)

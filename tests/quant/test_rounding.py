@@ -1,4 +1,4 @@
-"""Rounding to nearest of codes that are no whole numbers, against torch's casts and a search of all entries."""
+"""Rounding to nearest of codes that are not whole numbers, against torch's casts and a search of all entries."""
 
 from __future__ import annotations
 

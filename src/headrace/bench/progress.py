@@ -1,4 +1,4 @@
-"""A progress bar on standard error, silent where that is no terminal."""
+"""A progress bar on standard error, silent where that is not a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 
 class ProgressBar:
-    """Counts runs; call it with a description of the next one. It is silent where standard error is no terminal."""
+    """Counts runs; call it with a description of the next one. It is silent where standard error is not a terminal."""
 
     def __init__(self, runs: int | None) -> None:
         self._bar: tqdm[object] = tqdm(total=runs, unit="run", file=sys.stderr, leave=False, disable=None)

@@ -29,7 +29,7 @@ def _fields(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no JSON object") from None
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object") from None
 
 
 _FLAGS = (

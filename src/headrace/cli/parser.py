@@ -129,7 +129,7 @@ def add_cache_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def check_range(flag: str, value: float | None, low: float, high: float) -> None:
-    """Raises ConfigError for a value out of its range; None, which is no value, is in every range."""
+    """Raises ConfigError for a value out of its range; None, which is not a value, is in every range."""
     if value is not None and not low <= value <= high:
         raise ConfigError(f"--{flag} must be between {low} and {high}, got {value}")
 

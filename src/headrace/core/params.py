@@ -61,7 +61,7 @@ class SamplingParams:
     prompt, for its log-probabilities or its embedding, and samples nothing. `output_kind`: see RequestOutputKind; text
     such as "delta" is accepted. `LLM.generate` and `LLM.chat` always return complete results.
 
-    Numbers of other classes, such as numpy's, are stored as int and float; a bool is no number. Raises InvalidParams
+    Numbers of other classes, such as numpy's, are stored as int and float; a bool is not a number. Raises InvalidParams
     from the constructor where a value is out of its range.
     """
 

@@ -212,7 +212,7 @@ class SeqSlice:
 
     @property
     def known(self) -> int:
-        """Tokens that are no drafts."""
+        """Tokens that are not drafts."""
         return len(self.tokens) - self.num_draft
 
     @property
@@ -329,7 +329,7 @@ class NewRequest:
 
     The full prefix blocks among the first `cache_pin_tokens` of the prompt are pinned for `cache_pin_ttl_s` seconds
     from when they are computed or found; a request that names them again prolongs that. Pinned blocks are evicted last.
-    It is no reservation: where no other block is left, or too many are pinned, pins are broken and counted.
+    It is not a reservation: where no other block is left, or too many are pinned, pins are broken and counted.
     """
 
     request_id: str

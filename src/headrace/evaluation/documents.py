@@ -79,7 +79,7 @@ def _record(path: Path, number: int, line: str) -> Record:
         messages = found.get("messages")
         if isinstance(messages, list) and messages and all(isinstance(one, dict) for one in messages):
             return found
-    raise ConfigError(f'line {number} of {path} is no object with "text", "prompt" or "messages"')
+    raise ConfigError(f'line {number} of {path} is not an object with "text", "prompt" or "messages"')
 
 
 def given_documents(records: Sequence[Record], encoder: Encoder, longest: int) -> list[Document]:

@@ -36,7 +36,7 @@ class PartName:
 
 
 def part_name(name: str) -> PartName | None:
-    """What the name of a file, or its path, says of a part of a split model; None where it is no part."""
+    """What the name of a file, or its path, says of a part of a split model; None where it is not a part."""
     match = _PART.fullmatch(name)
     if match is None:
         return None

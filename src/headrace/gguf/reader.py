@@ -177,7 +177,7 @@ def _place(
         raise CheckpointError(f"{tensor} has no elements: its shape is {list(shape)}")
     if shape[-1] % type.weights:
         raise CheckpointError(
-            f"{tensor} has rows of {shape[-1]} elements, which are no whole blocks of {type.weights} ({type.name})"
+            f"{tensor} has rows of {shape[-1]} elements, which are not whole blocks of {type.weights} ({type.name})"
         )
     if offset % alignment:
         raise CheckpointError(f"{tensor} begins at {offset}, which is not a multiple of {alignment}")

@@ -1,4 +1,4 @@
-"""Layers that draft for a model: they read its hidden states, and are no model of their own. No torch here."""
+"""Layers that draft for a model: they read its hidden states, and are not models of their own. No torch here."""
 
 from __future__ import annotations
 

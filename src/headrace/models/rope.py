@@ -65,7 +65,7 @@ def sink_position(spec: AttentionSpec) -> int | None:
 
 def alibi_slopes(num_heads: int, largest: float) -> tuple[float, ...]:
     """What each head's scores lose with each position: powers of two whose exponents rise evenly to `largest`. Where
-    the number of heads is no power of two, every second one of the next power's comes first, as in MPT and Bloom."""
+    the number of heads is not a power of two, every second one of the next power's comes first, as in MPT and Bloom."""
     whole = 1 << (num_heads - 1).bit_length()
     slopes = [2.0 ** (-largest * (index + 1) / whole) for index in range(whole)]
     return tuple(slopes if whole == num_heads else (slopes[1::2] + slopes[::2])[:num_heads])

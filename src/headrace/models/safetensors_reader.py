@@ -281,7 +281,7 @@ def _read_index(path: Path) -> dict[str, str]:
 def _check_regular(path: Path) -> None:
     """Raise CheckpointError for a folder, and for a pipe: to open one waits for who writes to it."""
     if path.exists() and not path.is_file():
-        raise CheckpointError(f"cannot read {path}: it is no regular file")
+        raise CheckpointError(f"cannot read {path}: it is not a regular file")
 
 
 def _is_plain_name(shard: str) -> bool:

@@ -19,8 +19,8 @@ and both results are added to it (GPT-NeoX; Cohere, whose two halves share one n
 """
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]
-"""relu2: the square of max(x, 0) (So et al. 2021). swiglu_oai is no function of the gate alone (gpt-oss): with the gate
-g limited to at most 7 and up u to -7..7 it gives (u + 1) * g * sigmoid(1.702 g)."""
+"""relu2: the square of max(x, 0) (So et al. 2021). swiglu_oai (gpt-oss) is not a function of the gate alone: with the
+gate g limited to at most 7 and up u to -7..7 it gives (u + 1) * g * sigmoid(1.702 g)."""
 
 RouterScores = Literal["softmax", "sigmoid", "softmax_chosen"]
 

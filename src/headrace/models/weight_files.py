@@ -32,7 +32,7 @@ class TensorEntry:
 class WeightFiles(Protocol):
     """The tensors of a model, by the names that its family's program uses.
 
-    Floats are arrays of float32, float64 or float16, or uint16 with the bits of bfloat16; types that are no floats are
+    Floats are arrays of float32, float64 or float16, or uint16 with the bits of bfloat16; types that are not floats are
     decoded to float32 as they are read.
     """
 

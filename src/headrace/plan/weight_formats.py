@@ -101,7 +101,7 @@ def _exact(spec: ModelSpec, program: Program, dtype: str) -> tuple[tuple[str, We
 def _rounded(
     program: Program, format: WeightFormat, exact: tuple[tuple[str, WeightFormat], ...]
 ) -> WeightFormats:
-    """One format for every matrix. Raises ConfigError, naming a matrix whose rows are no whole blocks."""
+    """One format for every matrix. Raises ConfigError, naming a matrix whose rows are not whole blocks."""
     for weight in program.weights if format.blocks else ():
         whole = SUPER if format.scale == "super" else format.group
         if weight.exact or weight.in_heads is not None:

@@ -258,7 +258,7 @@ OTHER_FORMATS = {
     "fp8": WeightFormat("e4m3", None, activations="bf16", scale="f32"),
     "fp8-e5m2": WeightFormat("e5m2", None, activations="bf16", scale="f32"),
 }
-"""Formats of codes that are no whole numbers, by name."""
+"""Formats of codes that are not whole numbers, by name."""
 _ROUNDED = {name: OTHER_FORMATS[name] for name in ("nf4", "fp8", "mxfp4")}
 _ROUNDED["mxfp4-a16"] = replace(_ROUNDED["mxfp4"], activations="bf16")
 

@@ -1,4 +1,4 @@
-"""Floats rounded to codes that are no whole numbers: NF4, MXFP4 and 8-bit floats, nearest first. numpy only.
+"""Floats rounded to codes that are not whole numbers: NF4, MXFP4 and 8-bit floats, nearest first. numpy only.
 
 `int8` and `int4` specify those that are, which the native kernels choose by themselves.
 """

@@ -35,7 +35,7 @@ class Curve:
         if not self.at or len(self.at) != len(self.values) or self.at[0] <= 0 or not rising:
             raise ConfigError("a profile's curve needs as many values as positions, and positions that rise")
         if not all(math.isfinite(value) and value >= 0 for value in self.values):
-            raise ConfigError("a profile's curve has a time that is no positive number")
+            raise ConfigError("a profile's curve has a time that is not a positive number")
 
     def __call__(self, position: float) -> float:
         at, values = self.at, self.values
@@ -79,7 +79,7 @@ class Levels:
 class ProductCost:
     """Of products with a matrix: seconds of an element of the matrix, and of an output feature for all rows together,
     by working set and rows. ragged: of an output feature besides, by rows, where the matrix comes from memory and its
-    columns are no whole groups of `span` int8 activations. product, bits: the type that it multiplies in, and the
+    columns are not whole groups of `span` int8 activations. product, bits: the type that it multiplies in, and the
     bits of an element with scales."""
 
     elements: Levels
@@ -253,7 +253,7 @@ class Profile:
         if not sizes or any(low >= high for low, high in pairwise([0.0, *sizes])):
             raise ConfigError("a profile needs the speed of memory at one size or more, and sizes that rise")
         if not all(math.isfinite(one) and one > 0 for one in (*rates, *shares, *links)):
-            raise ConfigError("a profile has a rate that is no positive number")
+            raise ConfigError("a profile has a rate that is not a positive number")
         costs: list[StepCost | ServerCost | SampleCost] = [self.step, self.server, *self.samples.values()]
         times = [self.call_s, *(time for cost in costs for time in dataclasses.astuple(cost))]
         times += [] if self.link is None else [self.link.latency_s]
@@ -293,7 +293,7 @@ class Profile:
         """Raises ConfigError for anything that `to_json` did not write in this version."""
         if not isinstance(data, Mapping) or data.get("version") != VERSION:
             raise ConfigError(
-                "this is no profile of this version of headrace: run `headrace calibrate` again"
+                "this is not a profile of this version of headrace: run `headrace calibrate` again"
             )
         try:
             if data["source"] not in ("measured", "data sheet"):

@@ -96,7 +96,7 @@ def read_profile(path: Path) -> Profile:
     except OSError as error:
         raise ConfigError(f"the profile {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no JSON, so it is no profile") from error
+        raise ConfigError(f"{path} is not JSON, so it is not a profile") from error
     return Profile.from_json(data)
 
 

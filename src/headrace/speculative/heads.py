@@ -174,13 +174,13 @@ def load_heads(folder: Path, base: BaseModel) -> MedusaHeads | EagleHeads:
     """
     config = read_json(folder / "config.json")
     if config is None:
-        raise CheckpointError(f"{folder} holds no config.json: it is no folder of draft heads")
+        raise CheckpointError(f"{folder} holds no config.json: it is not a folder of draft heads")
     section = config.get(SECTION)
     if section is None and "medusa_num_heads" in config:
         return _public_medusa(_Tensors(folder), ConfigReader(config), base)
     if not isinstance(section, Mapping):
         raise CheckpointError(
-            f'{folder}/config.json has no object "{SECTION}": it is no folder of draft heads'
+            f'{folder}/config.json has no object "{SECTION}": it is not a folder of draft heads'
         )
     reader = ConfigReader(section, f"{SECTION} of config.json")
     if (version := reader.integer("format", 1, 1 << 30)) != FORMAT:
@@ -343,7 +343,7 @@ def _tree(found: object, heads: int, vocab_size: int) -> tuple[tuple[int, ...], 
     for path in found:
         whole = isinstance(path, list) and all(type(rank) is int and 0 <= rank < vocab_size for rank in path)
         if not whole or not 1 <= len(path) <= heads:
-            raise CheckpointError(f"tree of {SECTION}: {path!r:.60} is no path of 1 to {heads} ranks")
+            raise CheckpointError(f"tree of {SECTION}: {path!r:.60} is not a path of 1 to {heads} ranks")
         if tuple(path[:-1]) not in paths or tuple(path) in paths:
             raise CheckpointError(f"tree of {SECTION}: {path!r:.60} comes twice, or before its parent")
         paths[tuple(path)] = None

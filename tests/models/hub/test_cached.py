@@ -106,10 +106,10 @@ def test_names_that_mean_nothing_or_too_much(hub: Hub, cache: Path) -> None:
         ("org/gguf:Q4_K_M", "has no Q4_K_M in the cache; it has Q8_0"),
         ("org/gguf@v9", "has no revision 'v9' in the cache; it has a{40}, main"),
         ("org/gguf@aaa", "has no revision 'aaa'"),
-        ("../org/gguf", "is no model of the hub"),
-        ("/etc", "is no model of the hub"),
-        ("..", "is no model of the hub"),
-        ("", "is no model of the hub"),
+        ("../org/gguf", "is not a model of the hub"),
+        ("/etc", "is not a model of the hub"),
+        ("..", "is not a model of the hub"),
+        ("", "is not a model of the hub"),
     ):
         with pytest.raises(ModelNotFound, match=said):
             plan_removal(cache, name)

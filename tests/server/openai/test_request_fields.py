@@ -183,7 +183,7 @@ def test_padding_of_streams(tiny: TinyServer) -> None:
     assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
 
 
-# ---- Text that is no Unicode ----
+# ---- Text that is not Unicode ----
 
 HALVES: tuple[Any, ...] = (
     "\ud800", "a\udfff", ["a", "\ud800"], {"a": "\udfff"}, {"\ud800": 1}, {"a": [{"b": ["\U0001f600\ud83d"]}]},
@@ -203,7 +203,7 @@ def test_half_of_a_surrogate_pair_in_any_field(tiny: TinyServer, path: str, shar
             status, answer = post(tiny, path, BASE[path] | {name: value})
             assert status == 400, (name, value, answer)
             error = answer["error"]
-            assert error["message"] == f"{name} holds half of a surrogate pair, which is no text", (
+            assert error["message"] == f"{name} holds half of a surrogate pair, which is not text", (
                 name,
                 value,
             )

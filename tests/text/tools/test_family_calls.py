@@ -1,4 +1,4 @@
-"""Calls in the formats of the families: what they mean, whatever the pieces; what is no call is content."""
+"""Calls in the formats of the families: what they mean, whatever the pieces; what is not a call is content."""
 
 from __future__ import annotations
 

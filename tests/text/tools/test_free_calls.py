@@ -251,7 +251,7 @@ def admits(one: Model, compiled: Compiled, *parts: str | int) -> bool:
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
-OTHER = 0  # a token that is no text, and that readers do not see
+OTHER = 0  # a token that is not text, and that readers do not see
 CALL = '{"name": "paint", "arguments": {"colour": "red", "coats": 2}}'
 LLAMA = CALL.replace("arguments", "parameters")
 WRONG = '{"name": "paint", "arguments": {"colour": "green", "coats": 2}}'

@@ -194,7 +194,7 @@ def test_markers_that_are_special_tokens_are_not_shown_where_they_mark_no_call()
     ]:
         reply = parse(name, text, TOOL_CALL_FORMATS[name].markers)
         assert reply.content.strip() == left.strip() and not reply.calls
-        assert parse(name, text).content == text  # where it is no special token
+        assert parse(name, text).content == text  # where it is not a special token
 
 
 def hostile(many: int) -> dict[str, tuple[str, str]]:

@@ -31,7 +31,7 @@ def can_serve() -> bool:
 
 
 def server_cost(model: str, threads: int, kernels: str, step_s: float) -> ServerCost:
-    """Serve a model for some seconds. step_s: of a step that computes PROMPT, which is no part of the server's time.
+    """Serve a model for some seconds. step_s: of a step that computes PROMPT, which is not a part of the server's time.
 
     Raises ConfigError where the server does not start.
     """

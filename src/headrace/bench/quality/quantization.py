@@ -39,7 +39,7 @@ def command_words(variant: str) -> list[str]:
         return ["--method", "auto", "--bits-per-weight", rest[0]]
     if name in ("", "gguf", "auto") or len(rest) > 2 or not all(rest):
         raise ConfigError(
-            f"{variant!r:.60} is no variant: give METHOD, METHOD:BITS, METHOD:BITS:GROUP, auto:BITS, gguf:TYPE or "
+            f"{variant!r:.60} is not a variant: give METHOD, METHOD:BITS, METHOD:BITS:GROUP, auto:BITS, gguf:TYPE or "
             "gguf:auto:BITS"
         )
     words = ["--method", name]

@@ -73,7 +73,7 @@ def read_stream(body: EventBody, max_tokens: int) -> Streamed:
             raise StreamError(f"an event has no choices: {chunk!r:.{_MAX_SHOWN}}")
         for choice in choices:
             if not isinstance(choice, dict):
-                raise StreamError(f"a choice is no object: {choice!r:.{_MAX_SHOWN}}")
+                raise StreamError(f"a choice is not an object: {choice!r:.{_MAX_SHOWN}}")
             if first is None:
                 first = now
             finished |= choice.get("finish_reason") is not None
@@ -126,7 +126,7 @@ def _chunks(body: EventBody) -> tuple[list[Any], list[float]]:
     except ValueError:
         chunks = []
     if len(chunks) != len(payloads):
-        raise StreamError(f"an event is no JSON: {_first_bad(payloads)!r:.{_MAX_SHOWN}}")
+        raise StreamError(f"an event is not JSON: {_first_bad(payloads)!r:.{_MAX_SHOWN}}")
     if not payloads:
         raise StreamError("the stream is empty")
     if not done:
@@ -164,7 +164,7 @@ def _text(choice: dict[str, Any]) -> str:
             raise StreamError(f"a choice has neither text nor delta: {choice!r:.{_MAX_SHOWN}}")
         found = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
     if found is not None and not isinstance(found, str):
-        raise StreamError(f"the text of a choice is no text: {found!r:.{_MAX_SHOWN}}")
+        raise StreamError(f"the text of a choice is not text: {found!r:.{_MAX_SHOWN}}")
     return found or ""
 
 

@@ -88,7 +88,7 @@ def _read(path: Path) -> Report:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is no JSON, so it is no report") from None
+        raise ConfigError(f"{path} is not JSON, so it is not a report") from None
     if found.kind != "report":
         raise ConfigError(
             f"{path} is a report of `headrace bench {found.kind}`: give one of `headrace bench report`"

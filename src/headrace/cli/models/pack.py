@@ -63,7 +63,7 @@ def _verify(folder: Path) -> int:
     from headrace.models.packed.header import is_packed, read_header
 
     if not is_packed(folder):
-        raise CheckpointError(f"{folder} is no packed folder")
+        raise CheckpointError(f"{folder} is not a packed folder")
     header = read_header(folder)
     with _Bar(f"reading {folder}", "B") as bar:
         verify(header, bar)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     reference = parse_reference(args.model)
     if reference is None:
         raise ModelNotFound(
-            f"{args.model!r:.200} is no model of the hub: give owner/name, with :QUANTISATION or @REVISION"
+            f"{args.model!r:.200} is not a model of the hub: give owner/name, with :QUANTISATION or @REVISION"
         )
     done = pull(reference, revision=args.revision, download_dir=args.download_dir)
     files = f"{len(done.files)} file{'s' if len(done.files) > 1 else ''}"

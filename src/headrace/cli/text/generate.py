@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_model(prompts: Sequence[str]) -> None:
     """A model's file as the first prompt is meant as the model, as the other commands take it."""
     first = Path(prompts[0]) if prompts else None
-    with suppress(OSError, ValueError):  # text that is no path
+    with suppress(OSError, ValueError):  # text that is not a path
         if first is not None and (begins_as_gguf(first) or (first / "config.json").is_file()):
             raise RequestError(f"{first} is a model, and not text to complete: give it with --model")
 

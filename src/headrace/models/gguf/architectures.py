@@ -377,7 +377,7 @@ def _mpt(facts: Facts) -> Fields:
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     if wide % hidden:
         raise UnsupportedModel(
-            f"feed_forward_length {wide} in {facts.reader.where} is no multiple of {hidden}"
+            f"feed_forward_length {wide} in {facts.reader.where} is not a multiple of {hidden}"
         )
     return {
         "d_model": hidden,

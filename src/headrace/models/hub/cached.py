@@ -31,7 +31,7 @@ _PREFIX = "models--"
 class CachedModel:
     """One model of one revision. Names of files are relative to `path`, the snapshot's folder.
 
-    kind: "safetensors", "GGUF", or "other" for files that are no weights that run here. type: of GGUF, as "Q4_K_M".
+    kind: "safetensors", "GGUF", or "other" for files that are not weights that run here. type: of GGUF, as "Q4_K_M".
     refs: branches and tags that point to the commit. last_used: seconds since 1970, of the last read as far as the
     file system notes it (with `relatime`, Linux' default, once a day).
     """
@@ -176,7 +176,7 @@ def _reference_of(folder: Path, name: str) -> Reference:
     short = parse_reference(f"owner/{name}")
     if short is None:
         raise ModelNotFound(
-            f"{name!r:.200} is no model of the hub: give owner/name, with :QUANTISATION or @REVISION"
+            f"{name!r:.200} is not a model of the hub: give owner/name, with :QUANTISATION or @REVISION"
         )
     bare = short.repository.partition("/")[2]
     paths = sorted(folder.glob(f"{_PREFIX}*")) if folder.is_dir() else []
@@ -341,7 +341,7 @@ def _check_inside(folder: Path, repo: CachedRepoInfo, paths: Iterable[Path]) -> 
 
 
 def _files(folder: Path, path: Path) -> dict[Path, int]:
-    """Content of a repository that is no link, and files of the cache that its links share: sizes by path."""
+    """Content of a repository that is not a link, and files of the cache that its links share: sizes by path."""
     found: dict[Path, int] = {}
     if path.is_symlink():  # only the link will be deleted
         return found

@@ -191,7 +191,7 @@ _TYPES: Mapping[type, Callable[[Any], bool]] = {
 
 def _entry(content: Any, where: str) -> Entry:
     if not isinstance(content, dict):
-        raise CheckpointError(f"{where} lists something that is no weight: {content!r:.80}")
+        raise CheckpointError(f"{where} lists something that is not a weight: {content!r:.80}")
     where = f"weight {content.get('name')!r:.200} in {where}"
     array, matrix = content.get("array"), content.get("matrix")
     if (array is None) == (matrix is None):
@@ -220,7 +220,7 @@ def _matrix_form(content: Any, where: str) -> MatrixForm:
         raise CheckpointError(f"{where}: {error!s:.200}") from error
     of_blocks = format.blocks or format.minima or format.scale == "super"
     if of_blocks and BLOCK_FORMATS.get(format.blocks) != format:
-        raise CheckpointError(f"{where}: {format.blocks!r:.80} is no type of blocks that are stored so")
+        raise CheckpointError(f"{where}: {format.blocks!r:.80} is not a type of blocks that are stored so")
     return _record(MatrixForm, {"experts": None, **content, "format": format}, where)
 
 

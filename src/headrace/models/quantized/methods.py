@@ -95,7 +95,7 @@ def add_method(name: str, read: Callable[[ConfigReader], Method]) -> None:
 def quantization_of(config: Mapping[str, Any], folder: Path | None) -> tuple[str, ConfigReader] | None:
     """The name and settings of a checkpoint's method, from config.json or a file beside it; None: there is none.
 
-    Raises CheckpointError where they are no objects.
+    Raises CheckpointError where they are not objects.
     """
     reader = ConfigReader(config)
     for field in IN_CONFIG:

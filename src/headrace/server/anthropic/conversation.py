@@ -18,7 +18,7 @@ def chat_messages(messages: Any, system: Any = None) -> list[dict[str, Any]]:
     """The conversation for a chat template. A turn with results of tools becomes a message a result, and one with what
     stands between them.
 
-    Raises InvalidParams for another shape, and for blocks that are no text, call, result or thinking.
+    Raises InvalidParams for another shape, and for blocks that are not text, call, result or thinking.
     """
     chat: list[dict[str, Any]] = []
     if system is not None:

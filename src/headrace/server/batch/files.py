@@ -151,7 +151,7 @@ class BatchOutput:
             raise self._unwritable(error) from error
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise ConfigError(f"{path} is no regular file: a later run must be able to read it")
+                raise ConfigError(f"{path} is not a regular file: a later run must be able to read it")
             self._lock()
             if overwrite:
                 os.ftruncate(self._fd, 0)
@@ -258,5 +258,6 @@ class BatchOutput:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
         raise ConfigError(
-            f"line {number} of {self._path} is no answer of a batch: name another file, or start over with --overwrite"
+            f"line {number} of {self._path} is not an answer of a batch: name another file, or start over with "
+            "--overwrite"
         )

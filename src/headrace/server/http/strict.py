@@ -76,7 +76,7 @@ def _check_unicode(name: str, value: object) -> None:
             return
     except RecursionError:
         raise _fault(name, "is nested too deep") from None
-    raise _fault(name, "holds half of a surrogate pair, which is no text")
+    raise _fault(name, "holds half of a surrogate pair, which is not text")
 
 
 def _meant(name: str, kind: type[Strict]) -> str:

@@ -80,7 +80,7 @@ class Connection:
     def receive(self, timeout_s: float | None) -> list[ToEngine]:
         """Messages that have arrived; waits up to `timeout_s` for the first byte (None: without end).
 
-        Raises ParentGone at the end of the stream, WireError for data that is no message.
+        Raises ParentGone at the end of the stream, WireError for data that is not a message.
         """
         # Rounded up: a wait that ends early would turn the last millisecond into a busy loop.
         if not self._poll.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000)):

@@ -45,7 +45,7 @@ class Hello(Message, frozen=True):
 class Add(Message, frozen=True):
     """A NewRequest, made by `add` and read by `request_of`. Answered by Accepted or Refused, before any Outputs.
 
-    The request is decoded by itself, so that one that is no request is refused, and the others go on. `key` is
+    The request is decoded by itself, so that one that is not a request is refused, and the others go on. `key` is
     `NewRequest.key`, which all messages about the request carry.
     """
 

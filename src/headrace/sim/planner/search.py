@@ -170,7 +170,7 @@ def _footprints(
             for format in formats_of(hardware, formats):
                 try:
                     stored = store(model, hardware, format)
-                except ConfigError:  # rows that are no whole blocks of this format
+                except ConfigError:  # rows that are not whole blocks of this format
                     continue
                 for kv in kv_types(hardware):
                     for placement in allowed(model.program, hardware):

@@ -170,7 +170,7 @@ def _cells(path: Path, number: int, line: str) -> list[str]:
     try:
         return next(csv.reader([line]), [])
     except csv.Error:  # a cell that is too long
-        raise _damaged(path, number, "is no line of a CSV file") from None
+        raise _damaged(path, number, "is not a line of a CSV file") from None
 
 
 def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[Entry]:
@@ -185,7 +185,7 @@ def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[Entry]:
                 raise ValueError
             entry = Entry(_seconds(time), number, _length(prompt), _length(output), pieces)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            raise _damaged(path, number, f"is no JSON object with {', '.join(MOONCAKE)}") from None
+            raise _damaged(path, number, f"is not a JSON object with {', '.join(MOONCAKE)}") from None
         if entry.prompt_tokens:
             yield entry
 

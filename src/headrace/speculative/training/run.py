@@ -216,7 +216,7 @@ def _save(
     parameters = sum(one.size for one in tensors.values())
     if not all(np.isfinite(one).all() for one in tensors.values()):
         raise ConfigError(
-            "training diverged, its weights are no numbers any more: try a smaller --learning-rate"
+            "training diverged, its weights are not numbers any more: try a smaller --learning-rate"
         )
     if base.sample is not None:
         tensors[SAMPLE_TENSOR] = base.sample.astype(np.float16)

@@ -126,7 +126,7 @@ def most_probable(vocabulary: Vocabulary) -> tuple[Mapping[str, int], Segment]:
 
 
 def spelling(vocabulary: Vocabulary) -> Segment:
-    """Ids of a character that is no piece: of its bytes, or the unknown token.
+    """Ids of a character that is not a piece: of its bytes, or the unknown token.
 
     Raises TokenizerError for a vocabulary that has neither.
     """

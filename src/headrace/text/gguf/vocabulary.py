@@ -220,9 +220,9 @@ def _types(
         if min(types) < 0 or max(types) > last:
             wrong = next(i for i, kind in enumerate(types) if not 0 <= kind <= last)
             raise TokenizerError(
-                f"{_PREFIX}token_type of the GGUF file has {types[wrong]} for token {wrong}, which is no type."
+                f"{_PREFIX}token_type of the GGUF file has {types[wrong]} for token {wrong}, which is not a type."
             )
-    # What a text begins or ends with is no text itself, even if the converter did not mark it; but some files name an
+    # What a text begins or ends with is not text itself, even if the converter did not mark it; but some files name an
     # ordinary token, such as a comma: a character, or what merges make. The unknown token of a byte-level vocabulary
     # has no use.
     kinds = {"bos_token": TokenType.CONTROL, "eos_token": TokenType.CONTROL}

@@ -9,7 +9,7 @@
 - `grammar/`: grammars that make a model write calls in its format.
 
 Every parser accepts text in pieces of any size and gives the same result for any pieces. It holds back only what
-may be the beginning of a marker or a call, and takes linear time. None raises on text: what is no call is content.
+may be the beginning of a marker or a call, and takes linear time. None raises on text: what is not a call is content.
 
 Import from the modules; this package imports nothing by itself.
 """

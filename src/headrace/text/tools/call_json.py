@@ -29,7 +29,7 @@ class Keys:
 USUAL_KEYS = Keys()
 
 _MAX_SMALL_CHARS = 4 * MAX_NAME_CHARS
-"""Longest key, and longest value of an ignored key; an object with longer ones is no call."""
+"""Longest key, and longest value of an ignored key; an object with longer ones is not a call."""
 
 
 def is_name(text: str) -> bool:
@@ -73,7 +73,7 @@ class CallReader:
 
     @property
     def raw(self) -> str:
-        """What has been read of an object that is no call."""
+        """What has been read of an object that is not a call."""
         return "".join(self._raw)
 
     def read(self, text: str, at: int, pieces: list[Piece]) -> int:

@@ -18,7 +18,7 @@ State = Callable[[str, int, list[Piece]], int]
 
 
 class CallParser:
-    """A reply read in states. `_held` is text of a call that is not certain yet; if it is no call, it is content.
+    """A reply read in states. `_held` is text of a call that is not certain yet; if it is not a call, it is content.
 
     hidden: markers to leave out of the content, see `Prose`.
     """
@@ -166,7 +166,7 @@ class CallParser:
     def _read_word(
         self, pattern: re.Pattern[str], text: str, at: int, pieces: list[Piece], most: int = MAX_NAME_CHARS
     ) -> int:
-        """Hold a part of a word of at most so many characters; a longer one is no call. Returns where it ends."""
+        """Hold a part of a word of at most so many characters; a longer one is not a call. Returns where it ends."""
         match = pattern.match(text, at)
         end = at if match is None else match.end()
         room = most - sum(map(len, self._word))

@@ -152,7 +152,7 @@ class HarmonyParser:
         return end + len(MESSAGE)
 
     def _read_text(self, text: str, at: int, pieces: list[Piece]) -> int:
-        """The text of a message that is no call."""
+        """The text of a message that is not a call."""
         found = _ANY_END.search(text, at)
         end = min(begun(text, mark, at) for mark in _ENDS) if found is None else found.start()
         self._add_text(text[at:end], pieces)
@@ -164,7 +164,7 @@ class HarmonyParser:
         return end if found[0] == START else found.end()
 
     def _read_call(self, text: str, at: int, pieces: list[Piece]) -> int:
-        """The first character of a call's arguments. If it is no brace, the message is content."""
+        """The first character of a call's arguments. If it is not a brace, the message is content."""
         end = past_space(text, at)
         if end == len(text):
             return end

@@ -41,7 +41,7 @@ class MarkedJsonParser(CallParser):
         return self._read_single(text, end, pieces)
 
     def _read_single(self, text: str, at: int, pieces: list[Piece]) -> int:
-        """What follows a mark, where it is no list."""
+        """What follows a mark, where it is not a list."""
         if text[at] == "{":
             self._begin_call()
         else:

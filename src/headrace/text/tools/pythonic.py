@@ -30,7 +30,7 @@ _NAMED = {"true": True, "false": False, "null": None}
 class PythonicParser(CallParser):
     """A reply that is a list of calls of the tools, from its first character on; anything else is content.
 
-    tools: names of the tools; other names are no calls. hidden: see `CallParser`.
+    tools: names of the tools; other names are not calls. hidden: see `CallParser`.
     """
 
     def __init__(self, tools: Tools, hidden: Collection[str] = ()) -> None:

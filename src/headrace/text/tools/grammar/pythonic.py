@@ -76,7 +76,7 @@ def python_arguments(name: str, tool: ToolSchema) -> list[str]:
     for key in tool.parameters.get("properties", {}):
         if not _NAME.fullmatch(key) or keyword.iskeyword(key):
             raise InvalidParams(
-                f"the parameters of tool {tool.name!r:.80} name {key!r:.80}, which is no keyword argument of Python"
+                f"the parameters of tool {tool.name!r:.80} name {key!r:.80}, which is not a keyword argument of Python"
             )
     schema = tool.parameters
     properties = schema.get("properties", {})

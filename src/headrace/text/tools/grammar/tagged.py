@@ -99,7 +99,7 @@ def _text(schema: Mapping[str, Any], tool: ToolSchema, key: str) -> str:
     if pattern is not None:
         if not isinstance(pattern, str):
             raise InvalidParams(
-                f"the parameters of tool {tool.name!r:.80} give {key!r:.80} a pattern that is no text"
+                f"the parameters of tool {tool.name!r:.80} give {key!r:.80} a pattern that is not text"
             )
         body = pattern.replace("\\/", "/").replace("/", "\\/").replace("\n", "\\n")
         start = "" if body.startswith("^") else "(?s:.*)"

@@ -157,7 +157,7 @@ async function read(file) {
   return { head, replicas };
 }
 
-const NOT_ONE = "This is no file of “headrace simulate --timeline”.";
+const NOT_ONE = "This is not a file of “headrace simulate --timeline”.";
 
 function first(line) {
   let head = null;
