@@ -68,7 +68,7 @@ def check_draft_context(config: EngineConfig, spec: ModelSpec) -> None:
     if config.max_model_len is not None and not config.streaming and config.max_model_len > spec.max_position:
         name = draft_model_name(config.speculative)
         raise ConfigError(
-            f"max_model_len {config.max_model_len} is longer than the context of {name}, which is to draft: "
+            f"max_model_len {config.max_model_len} is longer than the context of the draft model {name}, "
             f"{spec.max_position} tokens"
         )
 
