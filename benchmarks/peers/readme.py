@@ -57,26 +57,25 @@ _BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
 
 
 def _cell(comparison: Comparison, model: str, format_: str, column: str) -> str:
+    """The ratio and the peer; in brackets the rounds of the figure with fewer, where that is less than usual."""
     found = comparison.ratio(model, format_, column)
     if found is None:
         return ""
     times, best = found
-    return f"{times:.2f} x {BY_NAME[best.engine].title}"
+    pair = ((model, format_, HEADRACE.name, column), (model, best.format, best.engine, column))
+    rounds = min(comparison.counts[at] for at in pair)
+    mark = f" ({rounds})" if rounds < USUAL_ROUNDS else ""
+    return f"{times:.2f} x {BY_NAME[best.engine].title}{mark}"
 
 
 def _rounds(comparison: Comparison) -> str:
-    """The number of rounds of Headrace's figures."""
-    counts: dict[str, int] = {}
-    for (_, format_, engine, column), count in comparison.counts.items():
-        if engine == HEADRACE.name and column in SHOWN and (format_, column) != CLOSE_RACE:
-            counts[column] = min(count, counts.get(column, count))
-    fewer = [COLUMNS[name].heading for name in SHOWN if counts.get(name, USUAL_ROUNDS) < USUAL_ROUNDS]
+    """What the figures are medians of."""
     close = [
         count
         for (_, format_, engine, column), count in comparison.counts.items()
         if engine == HEADRACE.name and (format_, column) == CLOSE_RACE
     ]
     text = f"Medians of {USUAL_ROUNDS} interleaved rounds"
-    if close:
+    if close and min(close) > USUAL_ROUNDS:
         text += f", {min(close)} for bf16 at B=1"
-    return text + (f", fewer in part for {', '.join(fewer)}." if fewer else ".")
+    return f"{text}; ratios marked (2) or (1) are of two rounds or one."

@@ -160,6 +160,14 @@ def test_the_readme_table_is_written_between_its_markers(record: Record) -> None
         write_into("# Name\n", record)
 
 
+def test_the_readme_marks_ratios_of_few_rounds(record: Record) -> None:
+    record.add(Measured(Planned(1, "l1b", "int4", "openvino", "decode8"), 45.0, None, 1.0, 0.0))
+    assert cells(readme_block(record), "l1b, int4")[1:3] == [
+        "0.50 x OpenVINO GenAI",
+        "2.00 x OpenVINO GenAI (1)",
+    ]
+
+
 def test_the_published_page_and_readme_are_of_the_published_record() -> None:
     """What `make bench-peers` wrote."""
     file, page = ROOT / "docs" / RECORD, (ROOT / "docs" / PAGE).read_text(encoding="utf-8")
