@@ -109,6 +109,33 @@ def inline_commands(text: str) -> list[str]:
     return [line for line in found if not re.search(r"\b[A-Z]{2,}\b|…", line)]
 
 
+def unknown_flags(text: str) -> list[str]:
+    """Of `python -m benchmarks.…` and `python -m tools.…` on a page: modules that are not there, and flags that their
+    sources do not name."""
+    found = []
+    for module, rest in re.findall(r"python -m ((?:benchmarks|tools)[\w.]*)([^`\n|#]*)", text):
+        place = ROOT / module.rstrip(".").replace(".", "/")
+        files = (
+            [place.with_suffix(".py")] if place.with_suffix(".py").is_file() else sorted(place.glob("*.py"))
+        )
+        source = "".join(file.read_text(encoding="utf-8") for file in files)
+        found += [
+            f"{module} {flag}" for flag in re.findall(r"--[a-z][\w-]*", rest) if f'"{flag}"' not in source
+        ]
+        found += [] if files else [module]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_benchmarks_have_the_flags_that_a_page_names(page: str) -> None:
+    assert unknown_flags((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_an_unknown_flag_of_a_benchmark_is_noticed() -> None:
+    text = "`python -m benchmarks.memory --models tale --gone 1` and `python -m benchmarks.gone`"
+    assert unknown_flags(text) == ["benchmarks.memory --gone", "benchmarks.gone"]
+
+
 def headrace_calls(line: str) -> list[list[str]]:
     """The arguments of each call of headrace in a line of shell."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
@@ -280,11 +307,18 @@ def test_a_renamed_test_is_noticed() -> None:
     assert missing_tests(text) == ["test_gone.py", "test_gone"]
 
 
+OF_THE_SERVER = {"from_config", "drain", "client", "totals"}
+"""What of `AsyncLLM` only `headrace serve` calls."""
+
+
 def test_the_api_page_and_the_readme_name_what_is_public() -> None:
     page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
     for name in headrace.__all__:
         if not name.startswith("__") and not hasattr(errors, name):
             assert f"`{name}`" in page, name
+    for engine, own in ((headrace.LLM, set()), (headrace.AsyncLLM, OF_THE_SERVER)):
+        methods = {name for name in vars(engine) if not name.startswith("_")} - own
+        assert {name for name in methods if not re.search(rf"`(?:await )?{name}\b", page)} == set()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for api in ("OpenAI", "Anthropic", "Ollama"):
         assert api in README.split("## ")[0] and api in project["description"]
