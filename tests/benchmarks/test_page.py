@@ -119,12 +119,11 @@ def test_the_page_shows_ratios_limits_and_machine(record: Record) -> None:
 
 
 def test_a_share_of_the_limit_above_one_is_explained(record: Record) -> None:
-    assert "the machine was faster" not in write_page(record)
-    for round_ in range(4, 8):
-        record.add(Measured(Planned(round_, "l1b", "bf16", "headrace", "decode1"), 1e6, None, 1.0, 0.0))
     page = write_page(record)
     assert float(cells(page, "Headrace / limit")[0]) > 1
     assert "A share above 1 says that the machine was faster" in page
+    record.facts["roofline"] = None
+    assert "the machine was faster" not in write_page(record)
 
 
 def test_another_count_of_rounds_is_marked(record: Record) -> None:

@@ -76,7 +76,7 @@ NO_GRAMMARS = "does not support grammars"
 MOST_ITEMS = MAX_WORK // COSTS[","] // 2
 """Much longer lists are more than a body may hold; there is a test of that."""
 
-NAMES = {"/v1/models/{name}", "/page/{name}", "/page/{folder}/{name}", "/v1/responses/{response_id}"}
+NAMES = {"/v1/models/{name}", "/page/{name}", "/v1/responses/{response_id}"}
 """Routes that end in a name, which is looked up, and is no longer than the head of a request may be."""
 
 

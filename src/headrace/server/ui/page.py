@@ -45,7 +45,7 @@ class PageFile:
 
 def load(folder: Traversable, prefix: str = "") -> dict[str, PageFile]:
     """The pages' files by their path in `static/`."""
-    loaded = {}
+    loaded: dict[str, PageFile] = {}
     for entry in folder.iterdir():
         if entry.is_dir():
             loaded |= load(entry, f"{prefix}{entry.name}/")
@@ -80,19 +80,9 @@ async def calculator(request: Request) -> Response:
     return _answer(PAGE[CALCULATOR], request)
 
 
-@router.get("/page/{name}")
+@router.get("/page/{name:path}")
 async def page_file(name: str, request: Request) -> Response:
     """A file of the pages, one of those found when the server started."""
-    return _file(name, request)
-
-
-@router.get("/page/{folder}/{name}")
-async def file_in_folder(folder: str, name: str, request: Request) -> Response:
-    """The same for files of one part of a page."""
-    return _file(f"{folder}/{name}", request)
-
-
-def _file(name: str, request: Request) -> Response:
     if name not in PAGE or name in (INDEX, DOCS, CALCULATOR):
         raise HTTPException(404, "the page has no such file")
     return _answer(PAGE[name], request)
