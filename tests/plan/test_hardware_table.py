@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.ops.cpu.support import BFLOAT16_SETS, INSTRUCTION_SETS
+from headrace.plan.dtypes import dtype_info
 from headrace.plan.hardware import Machine
 from headrace.plan.hardware_table import (
     CPUS,
@@ -41,6 +43,20 @@ def test_known_figures() -> None:
     # 12 channels x 8 bytes x 4,800 MT/s; 96 cores x 2.4 GHz x 64
     epyc = find_hardware("epyc-9654")
     assert epyc.bandwidth == pytest.approx(460.8e9) and epyc.peak_of("bf16") == pytest.approx(14.7456e12)
+
+
+def test_cpus_run_the_kernels_of_their_instruction_sets() -> None:
+    for one in CPUS:
+        machine = one.machine()
+        assert machine.kernels[-1] == "portable" and set(machine.kernels) <= set(INSTRUCTION_SETS)
+        native = dtype_info(machine).native
+        assert (
+            ("bfloat16" in native)
+            == (one.peak_of("bf16") is not None)
+            == (machine.kernels[0] in BFLOAT16_SETS)
+        )
+    assert find_hardware("xeon-8480").machine().kernels[0] == "amx"
+    assert not find_hardware("h100").machine().kernels
 
 
 def test_several_in_one_machine() -> None:

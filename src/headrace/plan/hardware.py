@@ -40,6 +40,7 @@ class Hardware:
     "f16", "bf16", "fp8", "i8", "int4", "fp4"; types that the device does not multiply are left out.
     link: bytes/s in one direction between two of the devices, all links of one together; 0 where there is none.
     watts: the most that one device draws by design. most: devices that share such links in one machine.
+    flags, kernels: of a CPU, as `Machine` has them.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Hardware:
     cores: int = 1
     most: int = 8
     count: int = 1
+    flags: frozenset[str] = frozenset()
+    kernels: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -80,7 +83,7 @@ class Hardware:
 
     def machine(self) -> Machine:
         """One empty device, ready to plan for."""
-        return Machine(self.kind, self.title, self.memory, self.memory, self.cores)
+        return Machine(self.kind, self.title, self.memory, self.memory, self.cores, self.flags, self.kernels)
 
 
 _UNKNOWN_MEMORY = 4 * GIB  # assumed where the system reports nothing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from typing import NamedTuple
 
 from headrace.errors import ConfigError
 from headrace.ops.cpu_features import CpuFeatures, detect
@@ -44,7 +45,7 @@ def _cpu(
     title: str,
     cores: int,
     clock: float,
-    cycle: dict[str, int],
+    core: _Core,
     channels: int,
     rate: float,
     source: str,
@@ -52,21 +53,34 @@ def _cpu(
     link: float,
     watts: float,
 ) -> Hardware:
-    """One socket. clock in GHz; cycle: operations a core and cycle; rate: megatransfers/s of 8 bytes a channel; memory:
-    one module of 32 GB a channel; link in GB/s."""
-    peaks = tuple((product, each * cores * clock * 1e9) for product, each in cycle.items())
+    """One socket. clock in GHz; rate: megatransfers/s of 8 bytes a channel; memory: one module of 32 GB a channel; link
+    in GB/s."""
+    peaks = tuple((product, each * cores * clock * 1e9) for product, each in core.cycle.items())
     return Hardware(
-        name, title, "cpu", channels * 32 * _GB, channels * rate * 8e6, peaks, source, link * _GB, watts, cores, 2
+        name, title, "cpu", channels * 32 * _GB, channels * rate * 8e6, peaks, source, link * _GB, watts, cores, 2,
+        flags=frozenset(core.flags), kernels=core.kernels,
     )  # fmt: skip
 
 
-# Operations a core and cycle: AVX2 or 256-bit units have two FMA of 8 floats, AVX-512 two of 16; dot products of bf16
-# do twice, those of int8 four times as many; AMX tiles do 1,024 in bf16 and 2,048 in int8.
-_AVX2 = {"f32": 32}
-_ZEN4 = {"f32": 32, "bf16": 64, "i8": 128}
-_ZEN5 = {"f32": 64, "bf16": 128, "i8": 256}
-_ICE_LAKE = {"f32": 64, "i8": 256}
-_AMX = {"f32": 64, "bf16": 1024, "i8": 2048}
+class _Core(NamedTuple):
+    """cycle: operations a cycle, by type of product. kernels: instruction sets of the native kernels that run there,
+    best first. flags: those of /proc/cpuinfo that say whether it multiplies bfloat16."""
+
+    cycle: dict[str, int]
+    kernels: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+# Operations: AVX2 or 256-bit units have two FMA of 8 floats, AVX-512 two of 16; dot products of bf16 do twice, those of
+# int8 four times as many; AMX tiles do 1,024 in bf16 and 2,048 in int8.
+_AVX2_SETS = ("avx2", "portable")
+_VNNI_SETS = ("avx512_vnni", *_AVX2_SETS)
+_AVX512_SETS = ("avx512", *_VNNI_SETS)
+_AVX2 = _Core({"f32": 32}, _AVX2_SETS)
+_ZEN4 = _Core({"f32": 32, "bf16": 64, "i8": 128}, _AVX512_SETS, ("avx512_bf16",))
+_ZEN5 = _Core({"f32": 64, "bf16": 128, "i8": 256}, _AVX512_SETS, ("avx512_bf16",))
+_ICE_LAKE = _Core({"f32": 64, "i8": 256}, _VNNI_SETS)
+_AMX = _Core({"f32": 64, "bf16": 1024, "i8": 2048}, ("amx", *_AVX512_SETS), ("amx_bf16", "avx512_bf16"))
 
 GPUS: tuple[Hardware, ...] = (
     _gpu(
@@ -228,21 +242,21 @@ def this_hardware(machine: Machine | None = None, features: CpuFeatures | None =
     sets. `headrace calibrate` measures them."""
     cpu = features or detect()
     here = machine or this_machine(cpu)
-    cycle = _this_cycle(here)
+    core = _this_core(here)
     return Hardware(
         THIS,
         f"this machine, {here.name} with {here.cores} cores",
         here.kind,
         here.memory_available,
         min(here.cores * _CORE_BANDWIDTH, _SOCKET_BANDWIDTH),
-        tuple((product, each * here.cores * _CLOCK) for product, each in cycle.items()),
+        tuple((product, each * here.cores * _CLOCK) for product, each in core.cycle.items()),
         f"assumed: {_CLOCK / 1e9:g} GHz and {_CORE_BANDWIDTH / 1e9:g} GB/s a core; `headrace calibrate` measures them",
         cores=here.cores,
         most=1,
     )
 
 
-def _this_cycle(machine: Machine) -> dict[str, int]:
+def _this_core(machine: Machine) -> _Core:
     flags = machine.flags
     if "amx_bf16" in flags:
         return _AMX
