@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from headrace.bench.report import Report
 from headrace.cli import main
+from headrace.cli.engine_flags import add_engine_flags, engine_options
 from headrace.cli.planning.simulate import ROUTERS
+from headrace.config import EngineConfig
+from headrace.plan.hardware_table import find_hardware
 from headrace.sim.simulate import router
+from headrace.sim.simulate.deploy import deploy
 
 MODEL = ["simulate", "shape:smollm2-135m", "--hardware", "l4"]
 
@@ -121,6 +127,64 @@ def test_search(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "breaks the promise: TTFT p90 is" in report["notes"][0]
 
 
+CHEAP = ["--search", "cheapest", "--ttft", "0.5", "--num-prompts", "20", "--rate", "50"]
+PRICED = [*CHEAP, "--price-per-hour", "1"]
+
+
+def test_the_cheapest_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = "--hardware l4,t4 --price-per-hour l4=0.8,t4=0.35 --formats stored,int8,int4-a16"
+    flags = [*prices.split(), "--tpot", "0.1", "--percentile", "90"]
+    assert simulate(*CHEAP, *flags, "--json", "-") == 0
+    report = Report.from_json(json.loads(capsys.readouterr().out))
+    costs = [row.values["cost_per_hour"] for row in report.rows]
+    assert len(costs) == 3 and costs == sorted(costs) and costs[0] == pytest.approx(0.35)
+    for row in report.rows:
+        assert row.values["ttft_p90_s"] <= 0.5 and row.values["requests_per_day"] == 50 * 86_400
+        assert row.values["cost_per_million_output"] > 0 and "runs models on CPUs" in str(row.labels["start"])
+    assert report.config["prices"] == {"l4": 0.8, "t4": 0.35}
+    assert simulate(*CHEAP, *flags) == 0
+    out = capsys.readouterr().out
+    assert "promised: a TTFT of 0.5 s and a TPOT of 0.1 s each for 90 % of the requests" in out
+    assert re.search(r"^  1\. \S+ on t4: 1 machine$", out, re.M)
+    assert re.search(r"cost +0\.35 an hour; \S+ a million output tokens and \S+ a million input tokens", out)
+    assert re.search(r"load +4,320,000 requests a day, of which 1?\d\d\.\d+% keep the promise", out)
+
+
+def test_the_command_of_the_cheapest_setting_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--hardware", "2xepyc-9654", "--formats", "int8", "--no-enable-prefix-caching"]
+    assert simulate(*PRICED, *flags, "--max-num-seqs", "8", "--json", "-") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["labels"]["replicas"] == 2 * row["labels"]["machines"] and row["labels"]["format"] == "int8"
+    command, note = row["labels"]["start"].split("; ")
+    assert "one on each of 2 sockets, behind a load balancer" in note
+    program, name, model, *words = shlex.split(command)
+    assert [program, name, model] == ["headrace", "serve", "shape:smollm2-135m"]
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    options = engine_options(parser.parse_args(words))
+    assert options["quantization"] == "int8" and options["max_num_seqs"] == 8
+    assert options["enable_prefix_caching"] is False and options["step_time_budget"] == "off"
+    epyc = find_hardware("epyc-9654")
+    asked = EngineConfig(model, quantization="int8", max_num_seqs=8, enable_prefix_caching=False)
+    again = deploy(EngineConfig.from_kwargs(model=model, **options), epyc)
+    assert again.scheduler == deploy(asked, epyc).scheduler and again.groups == deploy(asked, epyc).groups
+
+
+def test_a_trace_on_the_cheapest_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 20, "output_length": 3}
+    path.write_text("".join(json.dumps(row | {"timestamp": 100 * at}) + "\n" for at in range(11)))
+    flags = [*PRICED, "--trace", str(path), "--json", "-"]
+    assert simulate(*flags) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["rows"][0]["values"]["requests_per_day"] == pytest.approx(10 * 86_400)
+    path.write_text(json.dumps(row | {"input_length": 50_000}))
+    assert simulate(*flags) == 1
+    assert re.search(
+        r"no setting serves this load; .*1 of 1 requests were refused or failed", capsys.readouterr().err
+    )
+
+
 def test_a_search_keeps_the_speed_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.jsonl"
     row = {"timestamp": 0, "input_length": 20, "output_length": 3}
@@ -177,6 +241,15 @@ def test_all_requests_at_once_need_a_number(capsys: pytest.CaptureFixture[str]) 
     assert "takes --num-prompts" in capsys.readouterr().err
 
 
+def test_a_model_that_fits_nowhere_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["simulate", "shape:llama-3.1-70b", "--hardware", "l4", "--price-per-hour", "1"]
+    assert main([*model, *CHEAP]) == 1
+    assert re.search(
+        r"nothing can be deployed; int4-a16 on l4: .*; the smallest machine in the table that holds it is \S+, in ",
+        capsys.readouterr().err,
+    )
+
+
 def test_routers_are_those_that_there_are() -> None:
     assert tuple(router.ROUTERS) == ROUTERS
 
@@ -200,6 +273,25 @@ def test_routers_are_those_that_there_are() -> None:
         (["--speculative", "shape:llama-68m"], "both need the same vocabulary"),
         (["--speculative", "ngram", "--speculative-tree-nodes", "8"], "trees of drafts are not simulated"),
         (["--hardware", "2xl4"], "cannot share the 3 KV heads"),
+        (["--hardware", "l4,t4"], "with --search cheapest alone"),
+        (["--formats", "int8"], "goes with --search cheapest"),
+        (["--price-per-hour", "1"], "goes with --search cheapest"),
+        ([*PRICED, "--hardware", "all"], "name up to 8 instead of all"),
+        ([*PRICED, "--hardware", "l4,h1000"], "did you mean"),
+        (CHEAP, "there is no price for l4"),
+        ([*CHEAP, "--hardware", "l4,t4", "--price-per-hour", "l4=1"], "there is no price for t4"),
+        ([*CHEAP, "--price-per-hour", "0"], "takes a number above 0"),
+        ([*PRICED, "--replicas", "2"], "leave --replicas out"),
+        ([*PRICED, "--formats", "int9"], "int9"),
+        ([*PRICED, "--formats", "int8", "--quantization", "int8"], "give one of them"),
+        ([*PRICED, "--ttft", "1e-6"], "of requests that are alone, 99 % have a TTFT of"),
+        ([*PRICED, "--num-prompts", "1000000"], "simulates up to 100,000 requests"),
+        (
+            [*PRICED, "--kv-cache-dtype", "int8"],
+            "nothing can be deployed; int4-a16 on l4: kv_cache_dtype int8",
+        ),
+        ([*PRICED, "--speculative", "smaller"], "there is no model 'smaller'"),
+        ([*PRICED, "--users", "0"], "--users must be between 1"),
     ],
 )
 def test_what_is_refused(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,6 +199,17 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "cost_per_million": Metric(
             "cost a million", "currency", "a million output tokens at the price of the machine", _ratio
         ),
+        "cost_per_hour": Metric("cost an hour", "currency", "of all machines", _ratio),
+        "cost_per_million_output": Metric(
+            "1M output",
+            "currency",
+            "a million output tokens: the part of the cost that decoding takes",
+            _ratio,
+        ),
+        "cost_per_million_input": Metric(
+            "1M input", "currency", "a million prompt tokens: the part of the cost that prompts take", _ratio
+        ),
+        "requests_per_day": Metric("requests a day", "requests", "at this rate, all day", _rate),
         "relative_error": Metric("error", "ratio", "distance from the reference over its norm", _plain),
     }
 )

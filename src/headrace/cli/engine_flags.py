@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -210,6 +210,20 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     if unheeded is not None:
         print(f"headrace: {unheeded}", file=sys.stderr)
     return cast(EngineOptions, options)
+
+
+def engine_words(options: Mapping[str, object]) -> list[str]:
+    """The flags that give these options, by EngineConfig's names."""
+    words = []
+    for flag in _FLAGS:
+        value, name = options.get(flag.field), flag.field.replace("_", "-")
+        if value is None:
+            continue
+        if flag.kind is None:
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return words
 
 
 def _value(text: str) -> object:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
 from headrace.cli.parser import add_command, add_number, check_range, check_writable
+from headrace.cli.planning.simulate_cheapest import add_cheapest_flags, check_cheapest, run_cheapest
+from headrace.cli.planning.simulate_runs import (
+    CHEAPEST,
+    RATE,
+    SEARCHES,
+    counted,
+    load_of,
+    promise_of,
+    run_simulation,
+    service_of,
+)
 from headrace.cli.planning.workload_flags import (
     add_burst_flags,
     add_workload_flags,
     check_workload,
     describe_lengths,
     described,
-    workload_of,
 )
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench.report import Row
     from headrace.sim.simulate.load import Load, Service
-    from headrace.sim.simulate.run import Simulation
     from headrace.sim.simulate.tally import Tally
     from headrace.sim.workload.slo import SLO
 
@@ -37,15 +44,14 @@ examples:
   headrace simulate shape:llama-3.1-8b --hardware h100 --rate 2:32:5 --goodput ttft:0.2 tpot:0.05
   headrace simulate shape:llama-3.1-70b --hardware 4xh100 --search rate --ttft 0.5 --tpot 0.05
   headrace simulate shape:llama-3.1-8b --hardware l4 --rate 20 --search replicas --ttft 1 --percentile 95
+  headrace simulate shape:llama-3.1-8b --hardware h100,4xl4 --price-per-hour h100=2.5,l4=0.8 --rate 20 \\
+      --search cheapest --ttft 0.5 --tpot 0.05
   headrace simulate shape:llama-3.1-8b --hardware h100 --trace AzureLLMInferenceTrace_conv.csv --replicas 4
   headrace simulate tale --rate 8 --dataset-name multi_turn --timeline run.jsonl
-  headrace simulate shape:llama-3.1-8b --hardware h100 --rate 2 --speculative shape:llama-3.2-1b \
+  headrace simulate shape:llama-3.1-8b --hardware h100 --rate 2 --speculative shape:llama-3.2-1b \\
       --num-speculative-tokens 4 --acceptance-rate 0.8
 """
 INTERRUPTED = 130
-DEFAULT_REQUESTS = 1000
-SEARCH_S = 60.0
-"""Of a load in a search, or a short one would end before its queue is seen to grow."""
 ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
 """As in `headrace.sim.simulate.router`, which takes longer to import than help should; a test compares them."""
 COLUMNS = ("sent", "answered", "refused", "failed", "requests_per_s", "goodput_per_s", "output_tokens_per_s")
@@ -67,8 +73,8 @@ def add_parser(commands: Any) -> None:
     add_model_argument(parser)
     parser.add_argument(
         "--hardware", default="this", metavar="NAME",
-        help="this, h100, a100-80g, l4, epyc-9654, ..., or several devices that share every layer, as in 4xh100 "
-        "(default: %(default)s)",
+        help="this, h100, a100-80g, l4, epyc-9654, ..., or several devices that share every layer, as in 4xh100; for "
+        "--search cheapest several machines, with commas between (default: %(default)s)",
     )  # fmt: skip
     work = parser.add_argument_group("requests")
     add_workload_flags(work, num_prompts=None)
@@ -86,7 +92,12 @@ def add_parser(commands: Any) -> None:
         help="requests a second: one or several rates, from:to:steps, or inf for all at once (default: 1)",
     )  # fmt: skip
     add_number(
-        when, "--duration", None, "send for so long (default: 1000 requests, in a search 60 s)", "S", float
+        when,
+        "--duration",
+        None,
+        "send for so long (default: 1000 requests, in a search 60 s, for the cheapest setting 1000 or more)",
+        "S",
+        float,
     )
     add_burst_flags(when)
     many = parser.add_argument_group("replicas")
@@ -105,12 +116,14 @@ def add_parser(commands: Any) -> None:
     search = parser.add_argument_group("search")
     search.add_argument(
         "--search",
-        choices=("rate", "replicas"),
-        help="find the highest rate of these replicas, or the fewest replicas for this rate",
+        choices=SEARCHES,
+        help="find the highest rate of these replicas, the fewest replicas for this rate, or the cheapest setting for "
+        "this rate: machines, formats of weights, tensor parallel degrees and replicas",
     )
     add_number(search, "--ttft", None, "promised time to the first token", "S", float)
     add_number(search, "--tpot", None, "promised time per output token", "S", float)
     add_number(search, "--percentile", 99.0, "of the requests keep the promise", "P", float)
+    add_cheapest_flags(search)
     parser.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:S",
         help="count requests that meet the SLO, in seconds: ttft, tpot, e2el, such as ttft:0.2 tpot:0.05",
@@ -125,11 +138,17 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from headrace.bench.report import make_report
+    from headrace.plan.hardware_table import find_hardware
+    from headrace.sim.simulate.deploy import deploy
     from headrace.sim.workload.arrivals import parse_rates
 
     rates = parse_rates(args.rate)
     _check(args, rates)
-    service, load = _service(args), _load(args)
+    if args.search == CHEAPEST:
+        return run_cheapest(args, rates[0])
+    config = engine_config(args)
+    service = service_of(args, deploy(config, find_hardware(args.hardware)), config.seed)
+    load = load_of(args)
     vocab_size = service.deployment.scheduler.vocab_size
     if args.trace:
         load.asks(vocab_size)  # one that cannot be read is an error before the work
@@ -147,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
         complete = False
     what = f"requests of {args.trace}" if args.trace else describe_lengths(load.workload)
     drafts = service.deployment.describe_drafts()
-    head = [service.deployment.describe(), f"{_count(args.replicas, 'replica')}, {args.router}: {what}"]
+    head = [service.deployment.describe(), f"{counted(args.replicas, 'replica')}, {args.router}: {what}"]
     head += [] if drafts is None else [drafts]
     report = make_report(
         "simulate", rows, config=_config(args, service, load), complete=complete, notes=notes
@@ -159,46 +178,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         report.write(args.json)
     return 0 if complete else INTERRUPTED
-
-
-# ---- what is simulated ----
-
-
-def _service(args: argparse.Namespace) -> Service:
-    from headrace.plan.hardware_table import find_hardware
-    from headrace.sim.simulate.deploy import deploy
-    from headrace.sim.simulate.executor import Drafts
-    from headrace.sim.simulate.failures import Failures
-    from headrace.sim.simulate.load import Service
-
-    config = engine_config(args)
-    deployment = deploy(config, find_hardware(args.hardware))
-    drafts, failures = None, None
-    if deployment.most_drafts:
-        drafts = Drafts(deployment.most_drafts, args.acceptance_rate, config.seed)
-    if args.time_to_failure is not None:
-        failures = Failures(args.time_to_failure, args.time_to_recovery, config.seed)
-    return Service(deployment, args.replicas, args.router, drafts, failures, args.retries, args.max_queue)
-
-
-def _load(args: argparse.Namespace) -> Load:
-    from headrace.sim.simulate.load import Load
-    from headrace.sim.workload.arrivals import Arrivals
-
-    count, duration = args.num_prompts, args.duration
-    if count is None and duration is None and not args.trace:
-        count, duration = (None, SEARCH_S) if args.search else (DEFAULT_REQUESTS, None)
-    return Load(
-        workload_of(args),
-        Arrivals(math.inf, args.burstiness, args.burst_size),
-        count,
-        math.inf if duration is None else duration,
-        args.pause,
-        args.users,
-        Path(args.trace) if args.trace else None,
-        args.trace_speed,
-        getattr(args, "seed", 0),
-    )
 
 
 def _config(args: argparse.Namespace, service: Service, load: Load) -> dict[str, Any]:
@@ -238,7 +217,7 @@ def _rates(
                     Timeline(Path(args.timeline), args.timeline_interval, args.model)
                 )
             simulation = service.simulation(at_rate, slo, observer)
-            _run(simulation, f"rate {label}", at_rate.count, notes)
+            run_simulation(simulation, f"rate {label}", at_rate.count, notes)
         if args.timeline:
             notes.append(f"{args.timeline} can be opened on the page of `headrace serve`")
         yield Row({"rate": label}, simulation.tally.values())
@@ -247,57 +226,21 @@ def _rates(
 def _search(args: argparse.Namespace, service: Service, load: Load, notes: list[str]) -> Iterator[Row]:
     """One row: the setting that was found."""
     from headrace.bench.report import Row
-    from headrace.sim.simulate.search import Promise, fewest_replicas, highest_rate
+    from headrace.sim.simulate.search import fewest_replicas, highest_rate, trial
 
-    promise = Promise(args.ttft, args.tpot, args.percentile / 100)
-    of_rate = args.search == "rate"
+    promise, of_rate = promise_of(args), args.search == RATE
 
     def attempt(value: float) -> Tally:
         at_rate = load.at_rate(value) if of_rate else load
         replicas = service.replicas if of_rate else int(value)
-        simulation = replace(service, replicas=replicas).simulation(at_rate, promise.slo)
-        begun = at_rate.arrivals.rate_per_s * load.duration_s if load.count is None else load.count
-        turns = 1 if args.trace else load.workload.turns
-        simulation.is_enough = lambda tally: promise.is_lost(tally, begun * turns)
-        _run(simulation, f"{args.search} {value:g}", at_rate.count, [])
+        simulation = trial(replace(service, replicas=replicas), at_rate, promise)
+        run_simulation(simulation, f"{args.search} {value:g}", at_rate.count, [])
         return simulation.tally
 
     found = highest_rate(attempt, promise) if of_rate else fewest_replicas(attempt, promise)
     if found.beyond is not None:
         notes.append(f"{args.search} {found.beyond:.4g} breaks the promise: {found.why}")
     yield Row({args.search: round(found.value, 4)}, found.tally.values())
-
-
-def _run(simulation: Simulation, name: str, requests: int | None, notes: list[str]) -> None:
-    """Run with a progress bar, and note what the table does not show."""
-    from tqdm import tqdm
-
-    begin = time.perf_counter()
-    with tqdm(total=requests, unit="request", desc=name, file=sys.stderr, leave=False, disable=None) as bar:
-        simulation.progress = lambda: bar.update()
-        if bar.disable:
-            simulation.progress = None
-        tally = simulation.run()
-    spent = time.perf_counter() - begin
-    parts = [
-        f"{name}: {tally.last_s:,.0f} s simulated in {spent:.2f} s, {tally.last_s / spent:,.0f} x real time"
-    ]
-    if tally.prompt_tokens and tally.cached_tokens:
-        parts.append(
-            f"{tally.cached_tokens / tally.prompt_tokens:.0%} of prompt tokens from the prefix cache"
-        )
-    if tally.preemptions:
-        parts.append(_count(tally.preemptions, "preemption"))
-    if tally.outages:
-        parts.append(
-            f"{_count(tally.outages, 'outage')}, after which {_count(tally.retries, 'request')} ran again"
-        )
-    busy = simulation.busy_s / max(1e-9, tally.last_s)
-    parts.append(f"replicas busy {busy / len(simulation.replicas):.0%} of the time")
-    if simulation.drafting_s:
-        parts.append(f"{simulation.drafting_s / simulation.busy_s:.0%} of which they drafted")
-    notes.append("; ".join(parts))
-    notes += [f"{count} failed: {reason}" for reason, count in tally.reasons.most_common(3)]
 
 
 # ---- flags ----
@@ -314,10 +257,6 @@ def _shown(rows: Sequence[Row]) -> list[str]:
     return [name for name in COLUMNS if name != "goodput_per_s" or any(name in row.values for row in rows)]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def _check(args: argparse.Namespace, rates: Sequence[float]) -> None:
     """Raises ConfigError for a number that is out of range, and for options that do not go together."""
     check_workload(args)
@@ -329,7 +268,7 @@ def _check(args: argparse.Namespace, rates: Sequence[float]) -> None:
         ("tpot", 1e-6, 86_400), ("percentile", 1, 100), ("timeline-interval", 1e-3, 86_400),
     ):  # fmt: skip
         check_range(flag, getattr(args, flag.replace("-", "_")), low, high)
-    if args.trace and args.search == "rate":
+    if args.trace and args.search == RATE:
         raise ConfigError(
             "--search rate needs a rate to vary, but --trace has its own: leave one of them out"
         )
@@ -341,7 +280,9 @@ def _check(args: argparse.Namespace, rates: Sequence[float]) -> None:
         raise ConfigError("--search takes one --rate, no --goodput and no --timeline")
     if args.timeline and len(rates) > 1:
         raise ConfigError("--timeline shows one run: give one --rate")
-    endless = args.duration is not None or (args.search == "replicas" and args.num_prompts is None)
+    check_cheapest(args)
+    open_ended = args.search not in (None, RATE) and args.num_prompts is None
+    endless = args.duration is not None or open_ended
     if any(map(math.isinf, rates)) and endless and not args.trace:
         raise ConfigError("--rate inf takes --num-prompts, not --duration: all requests come at once")
     for what, path in (("the result", args.json), ("the timeline", args.timeline)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
+from headrace.plan.hardware import Hardware
 from headrace.plan.units import MIB
 from headrace.sim.planner.formats import AS_STORED
 from headrace.sim.planner.search import Setting
@@ -27,17 +29,26 @@ def serve_options(setting: Setting, context: int) -> dict[str, str]:
 def start_command(setting: Setting, context: int) -> tuple[str | None, str]:
     """(command, note). None where this version cannot start it, and the note says why; else the note says how many
     processes there are, if more than one."""
-    if setting.hardware.kind == "cuda":
+    words = [word for option in serve_options(setting, context).items() for word in option]
+    placed = setting.footprint.placement.devices
+    return serve_command(
+        setting.stored.model.name, setting.hardware, placed, words, setting.copies, setting.machines
+    )
+
+
+def serve_command(
+    model: str, hardware: Hardware, devices: int, words: Sequence[str], copies: int, machines: int
+) -> tuple[str | None, str]:
+    """As `start_command`, for `machines` of this hardware, each with `copies` engines on so many devices. words: the
+    flags of `headrace serve`."""
+    if hardware.kind == "cuda":
         return None, "no command: this version runs models on CPUs, and plans for GPUs"
-    if setting.footprint.placement.devices > 1:
+    if devices > 1:
         return None, "no command: tensor and pipeline parallelism are not in this version"
-    words = ["headrace", "serve", setting.stored.model.name]
-    for flag, value in serve_options(setting, context).items():
-        words += [flag, value]
-    processes = setting.copies * setting.machines
+    processes = copies * machines
     note = ""
     if processes > 1:
-        machines = "machine" if setting.machines == 1 else "machines"
-        sockets = f", one on each of {setting.copies} sockets" if setting.copies > 1 else ""
-        note = f"{processes} of these on {setting.machines} {machines}{sockets}, behind a load balancer"
-    return shlex.join(words), note
+        kind = "machine" if machines == 1 else "machines"
+        sockets = f", one on each of {copies} sockets" if copies > 1 else ""
+        note = f"{processes} of these on {machines} {kind}{sockets}, behind a load balancer"
+    return shlex.join(["headrace", "serve", model, *words]), note

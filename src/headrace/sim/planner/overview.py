@@ -173,10 +173,15 @@ def _does_not_fit(question: Question, smallest: Footprint) -> str:
         f"sequence of {context} tokens it needs {format_bytes(needed)} of {each}, {format_bytes(needed - memory)} more "
         f"than there is"
     )
-    near = nearest_machine(smallest.stored.model, question.traffic, question.formats)
+    return f"{what}; {holder(smallest.stored.model, question.traffic, question.formats)}"
+
+
+def holder(model: PlannedModel, traffic: Traffic, formats: Sequence[str] | None = None) -> str:
+    """`nearest_machine` in words."""
+    near = nearest_machine(model, traffic, formats)
     if near is None:
-        return f"{what}; no machine in the table holds it"
-    return f"{what}; the smallest machine in the table that holds it is {near.hardware.label}, in {near.stored.label}"
+        return "no machine in the table holds it"
+    return f"the smallest machine in the table that holds it is {near.hardware.label}, in {near.stored.label}"
 
 
 def _named(hardware: Hardware) -> str:

@@ -55,6 +55,13 @@ class Load:
             self.users,
         )
 
+    @property
+    def expected(self) -> float:
+        """About how many requests there are, turns of conversations included; infinite for a trace without a count."""
+        begun = math.inf if self.trace is not None else self.arrivals.rate_per_s * self.duration_s
+        turns = 1 if self.trace is not None else self.workload.turns
+        return min(begun, math.inf if self.count is None else self.count) * turns
+
     def at_rate(self, rate: float) -> Load:
         """The same workload at another rate."""
         return replace(self, arrivals=replace(self.arrivals, rate_per_s=rate))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
+from headrace.sim.simulate.load import Load, Service
+from headrace.sim.simulate.run import Simulation
 from headrace.sim.simulate.tally import Distribution, Tally
 from headrace.sim.workload.slo import SLO
 
@@ -53,6 +55,15 @@ class Promise:
                     f"requests come faster than they are served: TTFT p{self.share * 100:g} is {found:.4g} s"
                 )
         return None
+
+
+def trial(service: Service, load: Load, promise: Promise, requests: float | None = None) -> Simulation:
+    """A simulation that has not run yet, and that stops as soon as the promise is lost. requests: about how many there
+    are, where the load does not say."""
+    simulation = service.simulation(load, promise.slo)
+    most = load.expected if requests is None else requests
+    simulation.is_enough = lambda tally: promise.is_lost(tally, most)
+    return simulation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from headrace.core.types import StepPlan
 from headrace.sim.cost import CostModel
-from headrace.sim.work import SliceShape
+from headrace.sim.work import SliceShape, StepShape
 
 _LINEAR = 1e-9
 """Relative distance from a straight line up to which times of steps count as lying on it."""
@@ -36,6 +36,11 @@ class CostTimes:
         self._lines: dict[tuple[int, int], tuple[float, float] | None] = {}
 
     def plan_s(self, plan: StepPlan) -> float:
+        return self._cost.mixed_s(*self._parts(plan))
+
+    @staticmethod
+    def _parts(plan: StepPlan) -> tuple[int, int, StepShape]:
+        """(sequences that decode, their keys, prompts)."""
         batch = keys = 0
         prompts = []
         for work in plan.slices:
@@ -47,7 +52,7 @@ class CostTimes:
                 prompts.append(
                     SliceShape(count, work.start - work.evicted, 1 + work.num_draft if work.sample else 0)
                 )
-        return self._cost.mixed_s(batch, keys, tuple(prompts))
+        return batch, keys, tuple(prompts)
 
     def steady_s(self, batch: int, keys: int, steps: int) -> Sequence[float]:
         end, bits = keys + batch * steps, keys.bit_length()
@@ -70,6 +75,20 @@ class CostTimes:
             )
             self._lines[batch, bits] = (start_s - each * first, each) if straight else None
         return self._lines[batch, bits]
+
+
+class MeteredTimes(CostTimes):
+    """The same, and what prompts take of it: `prompts_s` adds up by how much they make their steps longer."""
+
+    prompts_s = 0.0
+
+    def plan_s(self, plan: StepPlan) -> float:
+        batch, keys, prompts = self._parts(plan)
+        whole = self._cost.mixed_s(batch, keys, prompts)
+        others = tuple(part for part in prompts if part.logits > 1)  # drafts that are verified
+        if len(others) < len(prompts):
+            self.prompts_s += whole - (self._cost.mixed_s(batch, keys, others) if batch or others else 0.0)
+        return whole
 
 
 def on_lines(price: Callable[[int], float], steps: int) -> list[float]:

@@ -1,0 +1,404 @@
+"""The cheapest settings that keep a promise under a load: formats, tensor parallel degrees and numbers of machines.
+
+First every candidate serves requests that are alone: one that is too slow for them is out. The others are tried in the
+order of what they are likely to cost. Once there are three settings, each further candidate has as many machines as the
+third one pays for, and is out if these do not keep the promise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from headrace.errors import ConfigError
+from headrace.sim.planner.money import DAY_S, HOUR_S, MILLION
+from headrace.sim.simulate.candidates import Candidate
+from headrace.sim.simulate.deploy import Deployment
+from headrace.sim.simulate.load import Load, Service
+from headrace.sim.simulate.requests import Ask, Asks
+from headrace.sim.simulate.run import Simulation
+from headrace.sim.simulate.search import MOST_REPLICAS, Promise, trial
+from headrace.sim.simulate.tally import Tally
+from headrace.sim.simulate.times import MeteredTimes
+
+BEST = 3
+LEAST_REQUESTS, MOST_REQUESTS = 1000, 100_000
+"""Of a load whose length is left open, and of any load."""
+LEAST_S, LEAST_LIVES = 20.0, 4.0
+"""A load that is left open lasts at least so long, and so many times as long as a request that is alone, so that as
+many run at once as ever will."""
+MOST_ALONE = 1000
+_GAP_S = 1e4
+"""Between requests that are alone."""
+
+Run = Callable[[Simulation, str], Tally]
+"""Runs a simulation, which is described in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The fewest machines of a candidate that keep the promise.
+
+    requests_per_s: turns of conversations included. prompt_share: of the time of busy engines. fewer: what one machine
+    fewer breaks; None where there is one machine, and until the search has ended.
+    """
+
+    candidate: Candidate
+    machines: int
+    tally: Tally
+    requests_per_s: float
+    prompt_share: float
+    fewer: str | None = None
+
+    @property
+    def replicas(self) -> int:
+        return self.machines * self.candidate.copies
+
+    @property
+    def cost_per_hour(self) -> float:
+        """Of whole machines, idle time included."""
+        return self.machines * self.candidate.price
+
+    @property
+    def requests_per_day(self) -> float:
+        return self.requests_per_s * DAY_S
+
+    @property
+    def within(self) -> float:
+        """The share of requests that kept every limit."""
+        return self.tally.within / max(1, self.tally.sent)
+
+    @property
+    def cost_per_million_output(self) -> float:
+        """Of output tokens: the part of the machines' price that decoding has of the busy time."""
+        return self._cost(1 - self.prompt_share, self.tally.output_tokens)
+
+    @property
+    def cost_per_million_input(self) -> float:
+        """Of prompt tokens, those from the prefix cache included."""
+        return self._cost(self.prompt_share, self.tally.prompt_tokens)
+
+    def _cost(self, share: float, tokens: int) -> float:
+        per_s = self.requests_per_s * tokens / max(1, self.tally.answered)
+        return MILLION * share * self.cost_per_hour / HOUR_S / per_s if per_s else 0.0
+
+    def values(self) -> dict[str, float]:
+        """The figures of a row of results."""
+        return self.tally.values() | {
+            "cost_per_hour": self.cost_per_hour,
+            "cost_per_million_output": self.cost_per_million_output,
+            "cost_per_million_input": self.cost_per_million_input,
+            "requests_per_day": self.requests_per_day,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    tally: Tally
+    broken: str | None
+    prompt_share: float = 0.0
+
+
+class CheapestSearch:
+    """Finds the best settings for a load at one rate; `best` has those of the search until now.
+
+    service: what serves with a deployment, of which the number of replicas is tried. A load without a count and a
+    duration is given a length for each candidate.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        load: Load,
+        promise: Promise,
+        service: Callable[[Deployment], Service],
+        run: Run,
+    ) -> None:
+        """Raises ConfigError for a load that is too large, or that is longer than every candidate's context."""
+        self.promise, self._service, self._run = promise, service, run
+        self.left_out: list[tuple[Candidate, str]] = []
+        """Candidates that cannot keep the promise at any number of machines, and why."""
+        self.simulations = 0
+        self.load, self.candidates = _fitted(load, candidates, self.left_out)
+        self.done = len(self.left_out)
+        """Candidates that are out, or whose number of machines is known."""
+        self._requests, self._per_s = _demand(self.load, candidates)
+        self._alone: dict[tuple[str, int, str], _Trial] = {}
+        self._trials: dict[tuple[tuple[str, int, str], int], _Trial] = {}
+        self._found: dict[tuple[str, str], Setting] = {}
+        self._crowded: list[tuple[Candidate, int]] = []
+
+    @property
+    def best(self) -> tuple[Setting, ...]:
+        """The cheapest settings of different machines and formats, best first. Of equal cost, wider weights are better,
+        and then fewer devices an engine."""
+        return tuple(sorted(self._found.values(), key=_rank)[:BEST])
+
+    def search(self) -> None:
+        """Try every candidate."""
+        fast = []
+        for candidate in self.candidates:
+            if self._is_fast(candidate):
+                fast.append(candidate)
+            else:
+                self.done += 1
+        for candidate in sorted(fast, key=lambda one: self._estimate(one) * one.price):
+            self._try(candidate)
+            self.done += 1
+        for key, one in self._found.items():
+            if one.machines > 1 and one in self.best:
+                fewer = self._broken(self._serve(one.candidate, one.machines - 1))
+                self._found[key] = replace(one, fewer=fewer)
+
+    def problem(self) -> str:
+        """Why nothing keeps the promise, and what comes nearest, in a sentence."""
+        asked = describe_promise(self.promise)
+        if self._crowded:
+            candidate, machines = self._crowded[0]
+            why = self._broken(self._serve(candidate, machines))
+            return (
+                f"no setting keeps {asked}; the nearest is {candidate.describe()} with "
+                f"{machines * candidate.copies:,} replicas: {why}"
+            )
+        known = [(one, self._alone[one.engine].tally) for one in self.candidates if one.engine in self._alone]
+        able = [(_excess(self.promise, tally), one, tally) for one, tally in known if not _lost(tally)]
+        if not able:
+            candidate, why = self.left_out[0]
+            return f"no setting serves this load; {candidate.describe()}: {why}"
+        _, nearest, tally = min(able, key=lambda row: row[0])
+        share = self.promise.share
+        return (
+            f"no setting keeps {asked}; the nearest is {nearest.describe()}: of requests that are alone, "
+            f"{share * 100:g} % have a TTFT of {_above(tally.ttft.percentile(share))} s and a TPOT of "
+            f"{_above(tally.tpot.percentile(share))} s"
+        )
+
+    # ---- one candidate ----
+
+    def _is_fast(self, candidate: Candidate) -> bool:
+        """Whether requests that are alone keep the promise."""
+        alone = self._alone.get(candidate.engine)
+        if alone is None:
+            service = replace(self._service(candidate.deployment), replicas=1, failures=None)
+            simulation = service.simulation(self.load, self.promise.slo)
+            simulation.asks = _Alone(simulation.asks)
+            tally = self._simulate(simulation, f"{candidate.describe()}, alone")
+            alone = self._alone[candidate.engine] = _Trial(tally, self._broken(tally))
+        if alone.broken is not None:
+            self.left_out.append((candidate, f"even of requests that are alone, {alone.broken}"))
+        return alone.broken is None
+
+    def _try(self, candidate: Candidate) -> None:
+        """Find the fewest machines, if they are not dearer than the best settings."""
+        most = max(1, MOST_REPLICAS // candidate.copies)
+        if len(best := self.best) == BEST:
+            most = min(most, math.floor(best[-1].cost_per_hour / candidate.price * (1 + 1e-9)))
+        if not most:
+            return
+        start = max(1, round(self._estimate(candidate)))
+        count = fewest(lambda machines: self._trial(candidate, machines).broken is None, start, most)
+        if count is None:
+            if len(best) < BEST:
+                self._crowded.append((candidate, most))
+                self.left_out.append(
+                    (candidate, f"{most * candidate.copies:,} replicas do not keep the promise")
+                )
+            return
+        one = self._trial(candidate, count)
+        per_s = self._per_s or one.tally.answered / max(1e-9, one.tally.last_s)
+        setting = Setting(candidate, count, one.tally, per_s, one.prompt_share)
+        key = (candidate.machine.label, candidate.format)
+        if key not in self._found or _rank(setting) < _rank(self._found[key]):
+            self._found[key] = setting
+
+    def _trial(self, candidate: Candidate, machines: int) -> _Trial:
+        key = (candidate.engine, machines * candidate.copies)
+        if key not in self._trials:
+            service = replace(self._service(candidate.deployment), replicas=key[1])
+            load = self._sized(candidate)
+            requests = load.expected if self._requests is None else self._requests
+            simulation = trial(service, load, self.promise, requests)
+            simulation.times = times = MeteredTimes(candidate.deployment.cost)
+            tally = self._simulate(simulation, _name(candidate, key[1]))
+            share = min(1.0, times.prompts_s / max(1e-9, simulation.busy_s))
+            self._trials[key] = _Trial(tally, self._broken(tally), share)
+        return self._trials[key]
+
+    def _serve(self, candidate: Candidate, machines: int) -> Tally:
+        """The whole load, even where the promise is lost before its end: percentiles are those of all requests."""
+        service = replace(self._service(candidate.deployment), replicas=machines * candidate.copies)
+        simulation = service.simulation(self._sized(candidate), self.promise.slo)
+        return self._simulate(simulation, _name(candidate, service.replicas))
+
+    def _simulate(self, simulation: Simulation, name: str) -> Tally:
+        self.simulations += 1
+        return self._run(simulation, name)
+
+    def _broken(self, tally: Tally) -> str | None:
+        broken = self.promise.broken(tally)
+        if broken is not None and tally.reasons:
+            broken += f" ({tally.reasons.most_common(1)[0][0]})"
+        return broken
+
+    def _sized(self, candidate: Candidate) -> Load:
+        """The load, with a length if that is open."""
+        load = self.load
+        if self._requests is not None:
+            return load
+        turns, rate = load.workload.turns, load.arrivals.rate_per_s
+        life_s = turns * (self._alone[candidate.engine].tally.e2e.percentile(0.5) + load.pause_s)
+        seconds = max(LEAST_S, LEAST_LIVES * life_s, LEAST_REQUESTS / (rate * turns))
+        return replace(load, duration_s=min(seconds, MOST_REQUESTS / (rate * turns)))
+
+    def _estimate(self, candidate: Candidate) -> float:
+        """About how many machines are needed, by the time that a request takes in the largest batch whose steps are
+        within the promise. Says where to begin, and never what is out."""
+        if not self._per_s:
+            return 1.0
+        deployment, tally = candidate.deployment, self._alone[candidate.engine].tally
+        count = max(1, tally.answered)
+        computed = max(1, (tally.prompt_tokens - tally.cached_tokens) // count)
+        output = tally.output_tokens / count
+        context = tally.prompt_tokens / count + output / 2
+        cost, batch = deployment.cost, deployment.scheduler.max_num_seqs
+        blocks = [
+            one.num_blocks * one.block_size
+            for one in deployment.groups
+            if one.window is None and not one.is_state
+        ]
+        batch = max(1, min([batch, *(int(tokens / (context + output / 2)) for tokens in blocks)]))
+        limit = self.promise.tpot or math.inf
+        while batch > 1 and cost.decoding_s(batch, batch * context) > limit:
+            batch = batch * 3 // 4
+        chunk = deployment.scheduler.max_num_batched_tokens
+        each = cost.prefill_s(computed, 0, chunk) + output * cost.decoding_s(batch, batch * context) / batch
+        return max(1.0, self._per_s * each / candidate.copies)
+
+
+def fewest(keeps: Callable[[int], bool], start: int, most: int) -> int | None:
+    """The smallest number from 1 to `most` for which `keeps` is true, if it is for all larger ones; None where it is
+    for none. Looks near `start` first."""
+    low, high = 0, most + 1
+    count = min(start, most)
+    stride = max(1, count // 4)
+    while high - low > 1:
+        if keeps(count):
+            high = count
+        else:
+            low = count
+        if high > most:
+            count = min(most, low + stride)
+        elif low == 0:
+            count = max(1, high - stride)
+        else:
+            count = (low + high) // 2
+        stride *= 2
+    return high if high <= most else None
+
+
+def describe_promise(promise: Promise) -> str:
+    """A promise in words."""
+    limits = [
+        f"a {name} of {limit:g} s"
+        for name, limit in (("TTFT", promise.ttft), ("TPOT", promise.tpot))
+        if limit is not None
+    ]
+    each = "each " if len(limits) > 1 else ""
+    return f"{' and '.join(limits)} {each}for {promise.share * 100:g} % of the requests"
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """The first requests of others, so far apart that each is alone; satisfies `requests.Asks`."""
+
+    asks: Asks
+
+    def first(self) -> Iterator[Ask]:
+        for number, ask in enumerate(itertools.islice(self.asks.first(), MOST_ALONE)):
+            yield replace(ask, arrival_s=number * _GAP_S)
+
+    def after(self, ask: Ask, now: float) -> Ask | None:
+        return self.asks.after(ask, now)
+
+
+def _fitted(
+    load: Load, candidates: Sequence[Candidate], out: list[tuple[Candidate, str]]
+) -> tuple[Load, list[Candidate]]:
+    """The load, with lengths cut to the longest context that there is, and the candidates that hold them: all serve the
+    same requests. The others are added to `out`. Requests of a trace stay as they are."""
+    if load.trace is not None:
+        return load, list(candidates)
+    longest = max(one.deployment.max_model_len for one in candidates)
+    workload = load.workload.within(longest)
+    fitting = []
+    for one in candidates:
+        length = one.deployment.max_model_len
+        try:
+            fits = workload.within(length) == workload
+        except ConfigError:
+            fits = False
+        if fits:
+            fitting.append(one)
+        else:
+            out.append(
+                (one, f"its memory holds sequences of {length:,} tokens, and this load has longer ones")
+            )
+    return replace(load, workload=workload), fitting
+
+
+def _demand(load: Load, candidates: Sequence[Candidate]) -> tuple[float | None, float | None]:
+    """(requests, requests a second) of the load: None for a length that is open, and for requests that come at once.
+
+    Raises ConfigError for more than MOST_REQUESTS.
+    """
+    rate = load.arrivals.rate_per_s
+    if load.trace is not None:
+        vocab_size = candidates[0].deployment.scheduler.vocab_size
+        count, last_s = 0, 0.0
+        for ask in itertools.islice(load.asks(vocab_size).first(), MOST_REQUESTS + 1):
+            count, last_s = count + 1, ask.arrival_s
+        _check_size(count, "in this trace, or more")
+        return count, (count - 1) / last_s if last_s else None
+    turns = load.workload.turns
+    if load.count is None and math.isinf(load.duration_s):
+        _check_size(LEAST_S * rate * turns, f"in {LEAST_S:g} s")
+        return None, rate * turns
+    _check_size(load.expected, "in this load")
+    return load.expected, None if math.isinf(rate) else rate * turns
+
+
+def _check_size(requests: float, where: str) -> None:
+    if requests > MOST_REQUESTS:
+        raise ConfigError(
+            f"--search cheapest simulates up to {MOST_REQUESTS:,} requests many times, and there are {requests:,.0f} "
+            f"{where}: lower --rate, or send fewer of them with --num-prompts or --duration"
+        )
+
+
+def _name(candidate: Candidate, replicas: int) -> str:
+    return f"{candidate.describe()}, {replicas:,} {'replica' if replicas == 1 else 'replicas'}"
+
+
+def _rank(setting: Setting) -> tuple[float, ...]:
+    candidate = setting.candidate
+    return (setting.cost_per_hour, -candidate.weight_bytes, candidate.tp, -setting.within)
+
+
+def _lost(tally: Tally) -> bool:
+    return bool(tally.refused or tally.failed or not tally.answered)
+
+
+def _excess(promise: Promise, tally: Tally) -> float:
+    """How many times the worst of its times is longer than promised."""
+    limits = ((promise.slo.ttft, tally.ttft), (promise.tpot, tally.tpot))
+    return max(pool.percentile(promise.share) / limit for limit, pool in limits if limit is not None)
+
+
+def _above(seconds: float) -> str:
+    """Rounded up to three digits."""
+    if seconds <= 0:
+        return "0"
+    step = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return f"{math.ceil(seconds / step) * step:.3g}"
