@@ -66,8 +66,10 @@ ENVIRONMENT: Mapping[str, str] = {
     "HF_HUB_CACHE": "folder of downloaded models, before `HF_HOME`",
     "HF_HUB_OFFLINE": "`1`: no download; models of the hub come from the cache",
     "HUGGINGFACE_HUB_CACHE": "the older name of `HF_HUB_CACHE`",
+    "NO_COLOR": "`headrace chat`: any value, and the prompt has no colour",
     "OPENAI_API_KEY": "`headrace bench serve`: the key that is sent where `--api-key` is not given",
     "OTEL_SERVICE_NAME": "the service name of traces (default: `headrace`); the other `OTEL_…` variables apply as well",
+    "TERM": "`headrace chat`: `dumb`, or none, and the prompt has no colour",
     "XDG_CACHE_HOME": "folder of caches; without `HF_HOME`, Hugging Face's is in it (default: `~/.cache`)",
 }
 
