@@ -14,8 +14,9 @@ from headrace.bench.serving import target as serve_target
 from headrace.cli import COMMANDS
 from headrace.cli.bench.native import OPS, SAMPLING
 from headrace.cli.bench.serve import BACKENDS
-from headrace.cli.server.flags import _CONNECTION_LIMITS, LOG_FORMATS
+from headrace.cli.server.flags import _CONNECTION_LIMITS, LOG_FORMATS, MAX_NAME_CHARS
 from headrace.server.http.connection import ConnectionLimits
+from headrace.server.requests.fields import MAX_MODEL_NAME_CHARS
 from headrace.serving import logs
 
 LISTED = [command for command in COMMANDS if command.summary is not None]
@@ -79,6 +80,7 @@ def test_names_and_defaults_of_help_are_those_of_the_implementation() -> None:
     assert tuple(overhead.SAMPLING) == SAMPLING
     assert tuple(serve_target.BACKENDS) == BACKENDS
     assert logs.FORMATS == LOG_FORMATS
+    assert MAX_MODEL_NAME_CHARS == MAX_NAME_CHARS
     limits = ConnectionLimits()
     assert {name: default for name, _, _, default, _ in _CONNECTION_LIMITS} == {
         name: getattr(limits, name) for name in ConnectionLimits.__slots__

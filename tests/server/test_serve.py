@@ -105,6 +105,10 @@ def test_a_taken_port(tale: ServeProcess, capsys: pytest.CaptureFixture[str]) ->
         (["--engine-timeout", "86401"], "--engine-timeout must be between 0 and 86400, got 86401.0"),
         (["--engine-timeout", "-1"], "--engine-timeout must be between 0 and 86400, got -1.0"),
         (["--batching", "never"], "batching must be one of"),
+        *(
+            (["--served-model-name", "good", name], "--served-model-name takes names of 1 to 1024 printable")
+            for name in ("", "a\nb", "a" * 1025)
+        ),
     ],
 )
 def test_invalid_options_are_refused(

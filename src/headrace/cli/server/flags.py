@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from headrace.cli.parser import add_number, check_range
+from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.server.access.traffic import TrafficOptions
@@ -18,6 +19,8 @@ LOG_FORMATS = ("text", "json")
 
 MAX_QUEUE_TOKENS = 2**40
 MAX_SECONDS = 7 * 86_400
+MAX_NAME_CHARS = 1024
+"""As `MAX_MODEL_NAME_CHARS` of `headrace.server.requests.fields`; a test compares them."""
 
 
 def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +87,16 @@ def traffic_options(args: argparse.Namespace, environment_key: str | None) -> Tr
     if args.api_key_file is not None:
         hold_hangups()
     return options
+
+
+def served_names(args: argparse.Namespace) -> tuple[str, ...]:
+    """The names of --served-model-name. Raises ConfigError for one that no request could give."""
+    for name in args.served_model_name:
+        if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+            raise ConfigError(
+                f"--served-model-name takes names of 1 to {MAX_NAME_CHARS} printable characters, got {name!r:.80}"
+            )
+    return tuple(args.served_model_name)
 
 
 # ---- Connections ----

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, add_model_flag, engine_config
 from headrace.cli.parser import add_command, check_range, needs_extra, restore_interrupts
-from headrace.cli.server.flags import add_reply_flags
+from headrace.cli.server.flags import add_reply_flags, served_names
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     restore_interrupts()
     check_range("concurrency", args.concurrency, 1, MAX_CONCURRENCY)
     options = BatchOptions(
-        args.input, args.output, tuple(args.served_model_name), args.concurrency, args.overwrite,
+        args.input, args.output, served_names(args), args.concurrency, args.overwrite,
         Pooling(args.pooling), args.tool_call_parser, args.reasoning_parser,
     )  # fmt: skip
     bar = _Bar() if sys.stderr.isatty() else _Lines()

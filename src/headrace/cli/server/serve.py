@@ -22,6 +22,7 @@ from headrace.cli.server.flags import (
     add_reply_flags,
     add_traffic_flags,
     connection_limits,
+    served_names,
     traffic_options,
 )
 from headrace.config import EngineConfig
@@ -113,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServeOptions]:
     from headrace.core.types import Pooling
 
+    names = served_names(args)
     with needs_extra("server", "headrace serve"), _uncollected():
         from headrace.server.run import ServeOptions
         from headrace.serving.client.child import ENGINE_COMMAND
@@ -124,7 +126,7 @@ def _options(args: argparse.Namespace) -> tuple[EngineConfig, ServeOptions]:
     options = ServeOptions(
         host=args.host,
         port=args.port,
-        names=tuple(args.served_model_name),
+        names=names,
         max_body_bytes=args.max_body_bytes,
         pooling=Pooling(args.pooling),
         response_store_bytes=args.response_store_bytes,
