@@ -70,6 +70,21 @@ def test_bad_bodies(tiny: TinyServer, body: bytes) -> None:
     assert error["type"] == "invalid_request_error" and 5 < len(error["message"]) <= 2000
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"prompt": "\xff"}', "the body is not UTF-8 text: invalid start byte at byte 12"),
+        (b"[" * 50_000, "the body is nested too deep"),
+        (b'{"prompt": 1' + b"0" * 5000 + b"}", "the body is not valid JSON: it cannot be parsed, for example because"),
+        (b'{"prompt": [1], "model": "' + b"x" * 5000 + b'"}', "model: string should have at most"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_parser_is_named(tiny: TinyServer, body: bytes, said: str) -> None:
+    status, answer = post(tiny, body)
+    assert status == 400 and answer["error"]["code"] == "invalid_request"
+    assert answer["error"]["message"].startswith(said)
+
+
 def test_a_million_errors_are_reported_as_one(tiny: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation stops at the first fault: the work does not grow with their number."""
     found: list[int] = []

@@ -32,6 +32,9 @@ _INSIDE = re.compile(
     re.VERBOSE,
 )
 
+_PYDANTICS = re.compile(r"[A-Z][a-z]+ should ")
+"""How pydantic begins its sentences: "Input should be a valid string", "List should have at most 5 items"."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +51,9 @@ def safe(message: str) -> str:
 
 MAX_MESSAGE_CHARS = 2000
 
+
+_UNPARSED = "There was an error parsing the body"
+"""FastAPI's message for what the JSON parser raises beside JSONDecodeError; a test compares them."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -109,7 +115,19 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(_methods(request))
-    return JSONResponse(error_body(str(error.detail), error.status_code, code), error.status_code, headers)
+    message = str(error.detail)
+    if message == _UNPARSED:
+        message, code = _why_unparsed(error.__cause__), "invalid_request"
+    return JSONResponse(error_body(message, error.status_code, code), error.status_code, headers)
+
+
+def _why_unparsed(cause: BaseException | None) -> str:
+    """A sentence on a body that the JSON parser gave up."""
+    if isinstance(cause, RecursionError):
+        return "the body is nested too deep"
+    if isinstance(cause, UnicodeDecodeError):
+        return f"the body is not {cause.encoding.upper()} text: {cause.reason} at byte {cause.start}"
+    return "the body is not valid JSON: it cannot be parsed, for example because a number has too many digits"
 
 
 def _methods(request: Request) -> list[str]:
@@ -144,7 +162,7 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
     if first["type"] == "missing":
         return f"{'.'.join(path)} is missing", path[0]
     text = str(first["msg"]).removeprefix("Value error, ")
-    if text.startswith("Input "):
+    if _PYDANTICS.match(text):
         return f"{'.'.join(path)}: {text[0].lower()}{text[1:]}", path[0]
     return f"{'.'.join(path)} {text}", path[0]
 
