@@ -69,7 +69,7 @@ def escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def accept_any_locale() -> None:
-    """Escape what standard output cannot encode, and keep bytes of standard input that are no text for its reader."""
+    """Escape what standard output cannot encode, and keep bytes of standard input that are not text for its reader."""
     codecs.register_error("headrace.escape", escape)
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "headrace.escape")):
         if isinstance(stream, io.TextIOWrapper):

@@ -74,7 +74,7 @@ class Preparing:
     def call(self, request_id: str | None) -> Iterator[Call]:
         """While it is open, `abort` finds the call."""
         call = Call()
-        key = request_id if isinstance(request_id, str) else None  # what is no text is refused later
+        key = request_id if isinstance(request_id, str) else None  # what is not text is refused later
         calls = self._calls.setdefault(key, [])
         calls.append(call)
         try:

@@ -155,7 +155,7 @@ def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
         heads_folder("nowhere")
     with pytest.raises(CheckpointError, match=r"holds no config\.json"):
         load_heads(tmp_path, BASE)
-    with pytest.raises(CheckpointError, match="no folder of draft heads"):
+    with pytest.raises(CheckpointError, match="not a folder of draft heads"):
         load_heads(BUNDLED / "tale", BASE)
 
 

@@ -148,7 +148,7 @@ def test_comparison_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for damaged in ("{", "[" * 100_000):
         paths[0].write_text(damaged)
         assert main(["bench", "report", "--compare", *map(str, paths)]) != 0
-        assert "no JSON" in capsys.readouterr().err
+        assert "not JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

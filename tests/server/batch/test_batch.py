@@ -360,11 +360,11 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         BatchInput(tmp_path / "missing")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         BatchInput(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="cannot be written"):
         BatchOutput(tmp_path / "no" / "folder")
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         BatchOutput(Path("/dev/full"))
     first = BatchOutput(tmp_path / "out")
     with pytest.raises(ConfigError, match="another run"):

@@ -163,7 +163,7 @@ def test_a_pipe_is_refused() -> None:
     os.write(writer, b"TIMESTAMP,ContextTokens,GeneratedTokens\n")
     os.close(writer)
     try:
-        with pytest.raises(ConfigError, match="no regular file: write it to one"):
+        with pytest.raises(ConfigError, match="not a regular file: write it to one"):
             TraceAsks(Path(f"/dev/fd/{reader}"), VOCAB)
     finally:
         os.close(reader)

@@ -52,7 +52,7 @@ class BatchInput:
             kind = path.stat().st_mode
             if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
                 raise ConfigError(
-                    f"{path} is no regular file: write the requests to one, which is read twice"
+                    f"{path} is not a regular file: write the requests to one, which is read twice"
                 )
             self._file: BinaryIO = path.open("rb")
         except OSError as error:

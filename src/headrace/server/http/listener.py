@@ -30,7 +30,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"cannot listen on {host or repr(host)}: {error.strerror or error}") from error
     except UnicodeError as error:
-        raise ConfigError(f"cannot listen on {host!r:.80}: it is no name of a host") from error
+        raise ConfigError(f"cannot listen on {host!r:.80}: it is not a valid host name") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bound_unsent(listener)

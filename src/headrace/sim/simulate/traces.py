@@ -117,7 +117,7 @@ def _entries(path: Path) -> Iterator[Entry]:
         with path.open(encoding="utf-8", errors="replace") as lines:
             if not stat.S_ISREG(os.fstat(lines.fileno()).st_mode):
                 raise ConfigError(
-                    f"the trace {path} is no regular file: write it to one, which is read twice"
+                    f"the trace {path} is not a regular file: write it to one, which is read twice"
                 )
             head = _line(path, lines, 1)
             if head.lstrip("\ufeff").startswith("{"):
