@@ -18,8 +18,6 @@ from headrace.plan.hardware import Hardware, Machine, this_machine
 THIS = "this"
 """The name of the machine that the command runs on."""
 
-MOST_COUNT = 1024
-
 _GB = 10**9
 _COUNTED = re.compile(r"([0-9]{1,4})x[ -]?(.+)")
 

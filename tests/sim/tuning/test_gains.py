@@ -7,9 +7,17 @@ from dataclasses import replace
 import pytest
 
 from headrace.config import EngineConfig
+from headrace.plan.hardware_table import find_hardware
 from headrace.sim.planner.model import from_spec, open_model
 from headrace.sim.planner.speed import Speeds
-from headrace.sim.tuning.gains import drafters_of, footprint_of, planned_drafts, speculation_gain
+from headrace.sim.tuning.gains import (
+    ACCEPTANCE,
+    DRAFTS,
+    drafters_of,
+    footprint_of,
+    planned_drafts,
+    speculation_gain,
+)
 from headrace.sim.tuning.trials import Settings, Trials
 from headrace.speculative.drafters import Drafters
 from tests.sim.tuning.machines import WIDE, machine_of
@@ -38,6 +46,14 @@ def test_what_is_looked_up_or_not_here_costs_nothing() -> None:
     assert drafters_of(from_spec("a spec", shape.spec), config) == Drafters("ngram")
     speed = Speeds().of(footprint_of(shape, config, WIDE, "auto"))
     assert planned_drafts(drafters_of(shape, config), speed) is None
+
+
+def test_verifying_reads_the_kv_of_a_sequence_once() -> None:
+    """With long sequences a step is the time to read their KV, which drafts do not change."""
+    shape = open_model("shape:llama-3.1-8b")
+    speed = Speeds().of(footprint_of(shape, EngineConfig(shape.name), find_hardware("h100"), "auto"))
+    accepted = sum(ACCEPTANCE**drafts for drafts in range(DRAFTS + 1))
+    assert 0.95 * accepted < speculation_gain(speed, 8, 100_000) <= accepted
 
 
 def test_trials_count_the_steps_of_the_drafter() -> None:
