@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from headrace.build import survey
 from headrace.cli import main
+from headrace.config import EngineConfig
 from headrace.models.source import BUNDLED_FOLDER
+from headrace.plan.hardware import Machine
+from headrace.plan.units import GIB
 
 LLAMA = "shape:llama-3.1-8b"
+FIELDS = {field.name for field in fields(EngineConfig)}
 
 
 def test_a_plan_in_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,3 +152,53 @@ def test_a_plot(tmp_path: Path) -> None:
     file = tmp_path / "plan.svg"
     assert main(["plan", "shape:tiny", "--hardware", "t4", "--plot", str(file)]) == 0
     assert file.read_text(encoding="utf-8").count("<path") > 10
+
+
+def test_a_plan_with_eviction(capsys: pytest.CaptureFixture[str]) -> None:
+    """More sequences fit, and the engine takes the command that is printed."""
+    load = [
+        "--hardware",
+        "epyc-9654",
+        "--prompt-tokens",
+        "8000",
+        "--output-tokens",
+        "200",
+        "--formats",
+        "stored",
+    ]
+    most = []
+    for flags in ([], ["--kv-eviction", "snapkv", "--kv-eviction-budget", "512"]):
+        assert main(["plan", LLAMA, *load, *flags, "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        most.append(plan["formats"][0]["batch"])
+    assert most[1] > 5 * most[0] and plan["load"]["kv_eviction"]["budget"] == 512
+    words = shlex.split(plan["settings"][0]["command"])
+    assert words[:3] == ["headrace", "serve", LLAMA] and "snapkv" in words
+    machine = Machine(
+        "cpu", "CPU", 256 * GIB, 256 * GIB, 96, frozenset({"avx512_bf16"}), ("avx512", "portable")
+    )
+    options = {name.removeprefix("--").replace("-", "_"): value for name, value in pairwise(words[3:])}
+    known = {
+        name: int(value) if value.isdigit() else value for name, value in options.items() if name in FIELDS
+    }
+    resolved = survey(EngineConfig.from_kwargs(model=LLAMA, **known), machine=machine).resolved
+    assert resolved.kv_eviction_budget == 512 and resolved.max_model_len == 8200
+    assert main(["plan", LLAMA, *load, "--kv-eviction", "snapkv"]) == 0
+    shown = capsys.readouterr().out
+    assert "1,024 tokens of a prompt and up to 256 newer ones; answers are not exact" in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "complaint"),
+    [
+        (LLAMA, ["--hardware", "h100", "--kv-eviction", "snapkv"], "which h100 does not run"),
+        (LLAMA, ["--kv-eviction-budget", "100"], "has no meaning without --kv-eviction"),
+        (LLAMA, ["--kv-eviction", "snapkv", "--kv-eviction-budget", "1"], "must be between 2 and"),
+        ("shape:deepseek-v2-lite", ["--kv-eviction", "snapkv"], "not available for latent attention"),
+    ],
+)
+def test_evictions_that_cannot_be_are_refused(
+    model: str, flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", model, *flags]) == 1
+    assert complaint in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
+from headrace.plan.eviction import choose_sizes
 from headrace.plan.hardware import Machine
 from headrace.plan.hardware_table import find_hardware, this_hardware
 from headrace.plan.ledger import ledger
@@ -41,6 +42,28 @@ def test_the_plan_counts_what_the_engine_counts(name: str, format: str) -> None:
     assert footprint.kv_token == counted.kv_token_bytes
     assert footprint.kv(16, 512) == counted.kv_pool_bytes
     assert footprint.activations(16) == counted.activation_bytes
+
+
+def test_evicted_tokens_leave_room_as_in_the_engine() -> None:
+    """One sequence has its whole prompt and what stays, each further one what it holds after evicting."""
+    model, hardware = open_model("shape:smollm2-135m"), this_hardware(ZEN4)
+    sizes = choose_sizes(256, None, None, None, None)
+    plain = Footprint(store(model, hardware), hardware, Placement())
+    evicting = replace(plain, eviction=sizes)
+    config = EngineConfig(
+        model.name, max_model_len=4096, max_num_seqs=16, kv_eviction="snapkv", kv_eviction_budget=256
+    )
+    counted = ledger(model.spec, resolve(config, model.spec, ZEN4))
+    assert counted.kv_after_eviction is not None
+    one = evicting.kv(1, 4096)
+    assert one == counted.kv_per_sequence.bytes > plain.kv(1, 4096)
+    assert evicting.kv(5, 4096) - one == 4 * counted.kv_after_eviction.bytes
+    assert evicting.activations(16) + evicting.evicting(16, 4096) == counted.activation_bytes
+    small = replace(hardware, memory=GIB)
+    few, many = (replace(one, hardware=small).largest_batch(4096) for one in (plain, evicting))
+    assert many > 2 * few > 0
+    assert evicting.held(4096) == 256 + 32 and evicting.held(200) == 200
+    assert evicting.kv(3, 256) == plain.kv(3, 256) and not evicting.evicting(3, 256)
 
 
 def test_int8_keys_are_half_as_large_and_scales_count() -> None:

@@ -192,6 +192,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fair": {"scheduling_policy": "fair", "max_num_seqs": 3, "max_num_batched_tokens": 32},
     "static": {"batching": "static", "batch_size": 4},
     "drafts": {"speculative": "ngram", "num_speculative_tokens": 3, "adaptive_speculation": False},
+    "evicted tokens": {
+        "kv_eviction": "snapkv", "kv_eviction_budget": 48, "kv_eviction_interval": 16, "kv_eviction_window": 8,
+        "num_kv_blocks": 60, "block_size": 8, "max_model_len": 256,
+    },
     "all": {
         "num_kv_blocks": 51, "block_size": 4, "max_model_len": 200, "max_num_batched_tokens": 24, "max_num_seqs": 6,
         "scheduling_policy": "fair", "speculative": "ngram", "num_speculative_tokens": 4, "adaptive_speculation": False,
@@ -235,6 +239,8 @@ def test_plans_are_those_of_the_real_engine(name: str) -> None:
     assert name != "prefix" or hits > 0
     assert name not in ("preemption", "all") or again > 0
     assert name not in ("chunks", "all") or split > 0
+    evicted = max(work.evicted for plan in real for work in plan.slices)
+    assert (evicted > 0) == ("kv_eviction" in options)
     assert "speculative" not in options or (record.accepted > 0 and record.rejected > 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.core.types import SeqSlice, StepPlan
+from headrace.core.types import Observation, SeqSlice, StepPlan
 from headrace.plan.hardware_table import find_hardware
 from headrace.sim.cost import CostModel
 from headrace.sim.simulate.deploy import deploy
@@ -32,6 +32,19 @@ def test_a_plan_costs_what_its_shape_costs(cost: CostModel) -> None:
     assert CostTimes(cost).plan_s(StepPlan(1, slices[2:])) == pytest.approx(
         cost.step_s(step_shape(StepPlan(1, slices[2:]))), rel=1e-12
     )
+
+
+def test_evicting_takes_time(cost: CostModel) -> None:
+    """The queries that decide meet the keys again; the last of them, tokens are chosen and moved."""
+    shares = []
+    for targets in (None, (), ((1, 2),)):
+        observation = None if targets is None else Observation(8, True, targets)
+        work = SeqSlice(0, (1,) * 8, 992, sample=True, observation=observation)
+        shares.append(CostTimes(cost, budget=256).plan_s(StepPlan(1, (work,))))
+    plain, observed, moved = shares
+    assert observed - plain == pytest.approx(cost.evicting_s(8, 1000))
+    assert moved - plain == pytest.approx(cost.evicting_s(8, 1000, 256))
+    assert plain < observed < moved
 
 
 @pytest.mark.parametrize(

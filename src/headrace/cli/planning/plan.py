@@ -10,6 +10,7 @@ from headrace.cli.parser import add_command, add_number, check_range, check_writ
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.core.eviction import Eviction
     from headrace.plan.hardware import Hardware
     from headrace.sim.planner.overview import Question
 
@@ -70,6 +71,11 @@ def add_parser(commands: Any) -> None:
     add_number(load, "--requests-per-day", None, "requests of a day, evenly", "N", float)
     add_number(load, "--ttft", None, "most seconds to the first token, on average", "SECONDS", float)
     add_number(load, "--tpot", None, "most seconds between tokens, on average", "SECONDS", float)
+    load.add_argument(
+        "--kv-eviction", choices=("off", "snapkv"), default="off",
+        help="as of `headrace serve`: KV heads give up tokens of long prompts; answers are not exact (default: off)",
+    )  # fmt: skip
+    add_number(load, "--kv-eviction-budget", None, "tokens that a KV head keeps (default: 1024)")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print plain values for programs")
     output.add_argument(
@@ -136,7 +142,19 @@ def _question(args: argparse.Namespace) -> Question:
         fit,
         args.price_per_hour,
         this_profile(),
+        _eviction(args),
     )
+
+
+def _eviction(args: argparse.Namespace) -> Eviction | None:
+    from headrace.plan.eviction import choose_sizes
+
+    check_range("kv-eviction-budget", args.kv_eviction_budget, 2, MOST_TOKENS)
+    if args.kv_eviction == "off":
+        if args.kv_eviction_budget is not None:
+            raise ConfigError("--kv-eviction-budget has no meaning without --kv-eviction snapkv")
+        return None
+    return choose_sizes(args.kv_eviction_budget, None, None, None, None)
 
 
 def _machines(text: str) -> tuple[Hardware, ...]:

@@ -18,6 +18,10 @@ def serve_options(setting: Setting, context: int) -> dict[str, str]:
         options["--quantization"] = setting.stored.format
     if setting.stored.kv != "auto":
         options["--kv-cache-dtype"] = setting.stored.kv
+    eviction = setting.footprint.eviction
+    if eviction is not None:
+        options["--kv-eviction"] = "snapkv"
+        options["--kv-eviction-budget"] = str(eviction.budget)
     options["--max-num-seqs"] = str(setting.point.batch)
     options["--max-model-len"] = str(context)
     # The engine takes at most 4 GiB by itself.

@@ -26,6 +26,7 @@ def plan_data(overview: Overview) -> dict[str, Any]:
             "ttft_s": question.promise.ttft_s,
             "tpot_s": question.promise.tpot_s,
             "requests_per_day": question.promise.requests_per_day,
+            "kv_eviction": None if question.eviction is None else asdict(question.eviction),
         },
         "formats": [asdict(row) for row in shown.formats],
         "speed": _speed(overview),
@@ -105,7 +106,8 @@ def _setting(setting: Setting, overview: Overview) -> dict[str, Any]:
         "device_bytes": {
             "weights": footprint.weights,
             "kv": footprint.kv(setting.point.batch, context),
-            "activations": footprint.activations(setting.point.batch),
+            "activations": footprint.activations(setting.point.batch)
+            + footprint.evicting(setting.point.batch, context),
         },
         "ttft_s": setting.point.ttft_s,
         "tpot_s": setting.point.tpot_s,

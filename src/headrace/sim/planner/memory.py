@@ -6,8 +6,11 @@ import functools
 import math
 from dataclasses import dataclass
 
+from headrace.core.eviction import Eviction
+from headrace.core.types import Retention
 from headrace.models.spec import KVLayout
 from headrace.plan.activations import activation_bytes
+from headrace.plan.eviction import eviction_bytes
 from headrace.plan.fit import KV_PERCENT_LIMIT
 from headrace.plan.formats import MemoryFormat
 from headrace.plan.hardware import Hardware
@@ -58,11 +61,12 @@ def allowed(program: Program, hardware: Hardware) -> tuple[Placement, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one copy of a model takes of each of its devices, at worst."""
+    """What one copy of a model takes of each of its devices, at worst. eviction: of KV tokens, see core.eviction."""
 
     stored: Stored
     hardware: Hardware
     placement: Placement
+    eviction: Eviction | None = None
 
     @property
     def chunk(self) -> int:
@@ -88,35 +92,58 @@ class Footprint:
         """Bytes of a step with `batch` sequences."""
         model, kind = self.stored.model, self.hardware.kind
         program = model.native if kind == "cpu" else model.program
-        return _activations(program, self.stored.memory, kind, max(batch, self.chunk), batch)
+        busy = batch if self.eviction is None else batch - 1 + self.eviction.window
+        return _activations(program, self.stored.memory, kind, max(busy, self.chunk), batch)
 
     def kv(self, batch: int, context: int) -> int:
-        """Bytes of the KV of `batch` sequences of `context` tokens, on one device."""
+        """Bytes of the KV of `batch` sequences of `context` tokens, on one device. Where tokens are evicted, one of
+        them has its whole prompt, and what stays beside it; the others have evicted."""
         block = CPU_BLOCK if self.hardware.kind == "cpu" else GPU_BLOCK
+        evicting = self._evicts(context)
+        most = 0 if evicting is None else -(-evicting.most_within(context) // block)
         total = 0.0
-        for demand in _demands(self.stored.model.program, self.stored.memory, block, context):
+        for demand in _demands(self.stored.model.program, self.stored.memory, block, context, evicting):
+            share = demand.block_bytes * self._share(demand.layout)
             if demand.layout.state is not None:  # one that is written, and one that the prefix cache keeps
-                total += 2 * batch * demand.block_bytes * self._share(demand.layout)
+                total += 2 * batch * share
+            elif evicting is not None and demand.layout.retention is Retention.FULL:
+                total += (demand.per_sequence + (batch - 1) * min(demand.per_sequence, most)) * share
             else:
-                total += batch * demand.per_sequence * demand.block_bytes * self._share(demand.layout)
+                total += batch * demand.per_sequence * share
         return math.ceil(total)
 
-    def room(self, batch: int) -> int:
-        """Bytes that weights and activations leave for KV on each device; negative where they do not fit."""
-        memory = self.hardware.memory
+    def evicting(self, batch: int, context: int) -> int:
+        """Bytes beside the KV that evicting tokens of `batch` sequences takes."""
+        evicting, stored = self._evicts(context), self.stored
+        if evicting is None:
+            return 0
+        layouts, threads = stored.model.program.kv, stored.memory.threads
+        return eviction_bytes(layouts, evicting, seqs=batch, length=context, threads=threads)
+
+    def held(self, context: int) -> int:
+        """Tokens that a decoding sequence of `context` tokens has left on average in layers that keep all."""
+        evicting = self._evicts(context)
+        return context if evicting is None else min(context, evicting.budget + evicting.interval // 2)
+
+    def _evicts(self, context: int) -> Eviction | None:
+        return None if self.eviction is None or context <= self.eviction.budget else self.eviction
+
+    def room(self, batch: int, context: int = 0) -> int:
+        """Bytes that weights, activations and evicting leave for KV on each device; negative where they do not fit."""
+        memory = self.hardware.memory - self.evicting(batch, context)
         if self.hardware.kind == "cuda":
             return memory * GPU_USABLE_PERCENT // 100 - self.weights - self.activations(batch)
         free = memory - self.weights - self.activations(batch)
         return free * KV_PERCENT_LIMIT // 100 if free > 0 else free
 
     def fits(self, batch: int, context: int) -> bool:
-        return self.kv(batch, context) <= self.room(batch)
+        return self.kv(batch, context) <= self.room(batch, context)
 
     def needed(self, batch: int, context: int) -> int:
         """Bytes that a device needs for `batch` sequences of `context` tokens; its memory must be larger, as not all of
         it can be used."""
         kv = self.kv(batch, context)
-        fixed = self.weights + self.activations(batch)
+        fixed = self.weights + self.activations(batch) + self.evicting(batch, context)
         if self.hardware.kind == "cuda":
             return math.ceil((fixed + kv) * 100 / GPU_USABLE_PERCENT)
         return fixed + math.ceil(kv * 100 / KV_PERCENT_LIMIT)
@@ -163,9 +190,12 @@ def _device_weights(program: Program, memory: MemoryFormat, placement: Placement
 
 
 @functools.lru_cache(maxsize=1024)
-def _demands(program: Program, memory: MemoryFormat, block: int, context: int) -> tuple[KVDemand, ...]:
+def _demands(
+    program: Program, memory: MemoryFormat, block: int, context: int, eviction: Eviction | None
+) -> tuple[KVDemand, ...]:
     return kv_demands(
-        program.kv, block_size=block, max_model_len=context, max_num_seqs=1, chunk=1, stored=memory.kv
+        program.kv, block_size=block, max_model_len=context, max_num_seqs=1, chunk=1, stored=memory.kv,
+        eviction=eviction,
     )  # fmt: skip
 
 

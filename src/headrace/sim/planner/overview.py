@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.core.eviction import Eviction
 from headrace.errors import ConfigError
+from headrace.plan.eviction import check_eviction
 from headrace.plan.hardware import Hardware
 from headrace.plan.hardware_table import HARDWARE, THIS
 from headrace.plan.units import format_bytes
@@ -35,7 +37,8 @@ FEWEST_BITS = 2
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked. fit: bytes of each device's memory, in place of its own. prices: as `read_prices` takes them."""
+    """What is asked. fit: bytes of each device's memory, in place of its own. prices: as `read_prices` takes them.
+    eviction: of KV tokens, on CPUs."""
 
     models: tuple[PlannedModel, ...]
     machines: tuple[Hardware, ...]
@@ -45,6 +48,7 @@ class Question:
     fit: int | None = None
     prices: str | None = None
     profile: Profile | None = None
+    eviction: Eviction | None = None
 
     @property
     def limited(self) -> tuple[Hardware, ...]:
@@ -84,6 +88,8 @@ class Overview:
 def make_overview(question: Question, progress: Callable[[str], None] | None = None) -> Overview:
     """Answer a question; `progress` is called with each model and machine. Raises ConfigError for a contradiction."""
     machines = question.limited
+    if question.eviction is not None:
+        _check_eviction(question)
     prices = read_prices(question.prices, machines)
     found = search(
         question.models,
@@ -93,6 +99,7 @@ def make_overview(question: Question, progress: Callable[[str], None] | None = N
         prices=prices,
         formats=question.formats,
         profile=question.profile,
+        eviction=question.eviction,
         progress=progress,
     )
     shown = _shown(question, question.models[0], machines[0], found)
@@ -100,7 +107,7 @@ def make_overview(question: Question, progress: Callable[[str], None] | None = N
 
 
 def _shown(question: Question, model: PlannedModel, hardware: Hardware, found: Found) -> Shown:
-    rows = format_rows(model, hardware, question.traffic, question.formats)
+    rows = format_rows(model, hardware, question.traffic, question.formats, question.eviction)
     attention = attention_rows(model, hardware)
     best = next(
         (
@@ -111,7 +118,9 @@ def _shown(question: Question, model: PlannedModel, hardware: Hardware, found: F
         None,
     ) or next(
         (
-            Footprint(store(model, hardware, row.format), hardware, widest(model, hardware))
+            Footprint(
+                store(model, hardware, row.format), hardware, widest(model, hardware), question.eviction
+            )
             for row in rows
             if row.batch
         ),
@@ -132,6 +141,18 @@ def _shown(question: Question, model: PlannedModel, hardware: Hardware, found: F
         speed.bend(0),
         speed.bend(question.traffic.mean_context),
     )
+
+
+def _check_eviction(question: Question) -> None:
+    """Raise ConfigError where tokens cannot be evicted of a model, or on a machine."""
+    for hardware in question.machines:
+        if hardware.kind != "cpu":
+            raise ConfigError(
+                f"kv_eviction snapkv needs the native CPU kernels, which {hardware.label} does not run: plan for CPUs, "
+                "or leave --kv-eviction out"
+            )
+    for model in question.models:
+        check_eviction(model.spec, native=True)
 
 
 def _problem(question: Question, found: Found) -> str | None:

@@ -50,7 +50,12 @@ def _draw_memory(axes: Any, overview: Overview) -> None:
     shown, context = overview.shown, overview.question.traffic.context
     labels = []
     for at, row in enumerate(shown.formats):
-        footprint = Footprint(store(shown.model, shown.hardware, row.format), shown.hardware, shown.placement)
+        footprint = Footprint(
+            store(shown.model, shown.hardware, row.format),
+            shown.hardware,
+            shown.placement,
+            overview.question.eviction,
+        )
         batch = max(1, footprint.largest_batch(context))
         start = 0.0
         for name, size, colour in (

@@ -21,7 +21,7 @@ def plan_report(overview: Overview) -> str:
     """Model, machine, memory, speed, comparisons and the best settings, a section each."""
     shown = overview.shown
     sections = [
-        ("Model", table(_model(shown))),
+        ("Model", table(_model(overview))),
         ("Hardware", table(_hardware(overview))),
         (f"Memory by format, {shown.placement}", _right(_formats(overview))),
     ]
@@ -68,8 +68,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _model(shown: Shown) -> list[tuple[str, str]]:
-    model = shown.model
+def _model(overview: Overview) -> list[tuple[str, str]]:
+    model, eviction = overview.shown.model, overview.question.eviction
     rows = [
         ("name", model.name),
         ("family", model.spec.family),
@@ -77,7 +77,12 @@ def _model(shown: Shown) -> list[tuple[str, str]]:
     ]
     if model.active_parameters != model.parameters:
         rows.append(("active a token", format_count(model.active_parameters)))
-    return [*rows, ("context", f"{format_count(model.spec.max_position)} tokens")]
+    rows.append(("context", f"{format_count(model.spec.max_position)} tokens"))
+    if eviction is not None:
+        kept, newer = format_count(eviction.budget), format_count(eviction.interval)
+        what = f"each KV head keeps {kept} tokens of a prompt and up to {newer} newer ones"
+        rows.append(("KV eviction", f"{what}; answers are not exact; room for one whole prompt at a time"))
+    return rows
 
 
 def _hardware(overview: Overview) -> list[tuple[str, str]]:
@@ -219,9 +224,12 @@ def _speed(point: Point, setting: Setting) -> str:
 
 def _memory(setting: Setting, context: int) -> str:
     footprint = setting.footprint
+    activations = footprint.activations(setting.point.batch) + footprint.evicting(
+        setting.point.batch, context
+    )
     return (
         f"{format_bytes(footprint.weights)} of weights, {format_bytes(footprint.kv(setting.point.batch, context))} of "
-        f"KV and {format_bytes(footprint.activations(setting.point.batch))} of activations on each device"
+        f"KV and {format_bytes(activations)} of activations on each device"
     )
 
 

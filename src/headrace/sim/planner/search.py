@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.core.eviction import Eviction
 from headrace.errors import ConfigError
 from headrace.plan.hardware import Hardware
 from headrace.sim.planner.formats import Stored, formats_of, kv_types, restore, store
@@ -114,6 +115,7 @@ def search(
     prices: Mapping[str, float] | None = None,
     formats: Sequence[str] | None = None,
     profile: Profile | None = None,
+    eviction: Eviction | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Found:
     """Try everything, and keep the best settings of different formats, machines and models.
@@ -132,7 +134,7 @@ def search(
     nearest: tuple[float, Setting] | None = None
     smallest: tuple[int, Footprint] | None = None
     tried, speeds = 0, Speeds(profile)
-    for footprint in _footprints(models, machines, traffic, formats, progress):
+    for footprint in _footprints(models, machines, traffic, formats, eviction, progress):
         most = footprint.largest_batch(traffic.context)
         if not most:
             lacks = footprint.needed(1, traffic.context) - footprint.hardware.memory
@@ -159,6 +161,7 @@ def _footprints(
     machines: Sequence[Hardware],
     traffic: Traffic,
     formats: Sequence[str] | None,
+    eviction: Eviction | None,
     progress: Callable[[str], None] | None,
 ) -> Iterator[Footprint]:
     for model in models:
@@ -174,7 +177,7 @@ def _footprints(
                     continue
                 for kv in kv_types(hardware):
                     for placement in allowed(model.program, hardware):
-                        yield Footprint(restore(stored, kv, hardware), hardware, placement)
+                        yield Footprint(restore(stored, kv, hardware), hardware, placement, eviction)
 
 
 def _batches(most: int, promise: Promise, placement: Placement) -> list[int]:

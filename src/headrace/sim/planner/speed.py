@@ -80,12 +80,19 @@ class Speed:
         self.footprint, self.costs, self.profile = footprint, costs, costs.profile
 
     def decode_s(self, batch: int, context: int) -> float:
-        """One step that decodes `batch` sequences of `context` tokens."""
-        return self.costs.decoding_s(batch, float(batch * (context + 1)))
+        """One step that decodes `batch` sequences of `context` tokens, as far as they have not evicted them."""
+        return self.costs.decoding_s(batch, float(batch * (self.footprint.held(context) + 1)))
 
     def prefill_s(self, tokens: int, start: int = 0) -> float:
-        """A prompt of one request alone, in the engine's chunks."""
-        return self.costs.prefill_s(tokens, start, self.footprint.chunk)
+        """A prompt of one request alone, in the engine's chunks, and evicting what does not stay of it."""
+        return self.costs.prefill_s(tokens, start, self.footprint.chunk) + self._evicting_s(start + tokens)
+
+    def _evicting_s(self, keys: int) -> float:
+        """Evicting tokens of one sequence that holds so many."""
+        eviction = self.footprint.eviction
+        if eviction is None or keys <= eviction.budget:
+            return 0.0
+        return self.costs.evicting_s(eviction.window, keys, eviction.budget)
 
     def point(self, batch: int, traffic: Traffic) -> Point:
         """The steady state with `batch` sequences in flight.
@@ -99,6 +106,8 @@ class Speed:
         decode = self.decode_s(part, traffic.mean_context)
         prefill = self.prefill_s(traffic.prompt - traffic.cached, traffic.cached)
         # Stages work at the same time, so that every sequence gets a token in the time of the largest part.
+        if (eviction := self.footprint.eviction) is not None and traffic.context > eviction.budget:
+            decode += part * self._evicting_s(eviction.most_tokens) / eviction.interval
         tpot = decode + part * prefill / traffic.output
         rate = batch / (tpot * traffic.output)
         share = rate * prefill / stages
@@ -130,7 +139,7 @@ class Speed:
 
     def _attention(self, context: int) -> tuple[float, float]:
         """(bytes, operations) of one sequence's attention in a decode step."""
-        work = self.costs.work
+        work, context = self.costs.work, self.footprint.held(context)
         attention = {op.attributes.cache: op for op in work.program.of_kind("attention")}
         part = SliceShape(1, context, 1)
         read, operations = 0.0, 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.core.eviction import Eviction
 from headrace.errors import ConfigError
 from headrace.models.spec import AttentionSpec, LatentSpec
 from headrace.plan.hardware import Hardware
@@ -71,7 +72,11 @@ def widest(model: PlannedModel, hardware: Hardware) -> Placement:
 
 
 def format_rows(
-    model: PlannedModel, hardware: Hardware, traffic: Traffic, formats: Sequence[str] | None = None
+    model: PlannedModel,
+    hardware: Hardware,
+    traffic: Traffic,
+    formats: Sequence[str] | None = None,
+    eviction: Eviction | None = None,
 ) -> tuple[FormatRow, ...]:
     """Every format that can hold the model. Raises ConfigError where one that was asked for cannot."""
     rows = []
@@ -82,7 +87,7 @@ def format_rows(
             if formats is not None:
                 raise
             continue
-        footprint = Footprint(stored, hardware, widest(model, hardware))
+        footprint = Footprint(stored, hardware, widest(model, hardware), eviction)
         kv = stored.memory.kv
         rows.append(
             FormatRow(
@@ -91,7 +96,7 @@ def format_rows(
                 stored.bits,
                 stored.weight_bytes,
                 sum(kv.token_bytes(layout) for layout in model.program.kv if layout.state is None),
-                footprint.activations(1),
+                footprint.activations(1) + footprint.evicting(1, traffic.context),
                 footprint.needed(1, traffic.context),
                 footprint.largest_context(),
                 footprint.largest_batch(traffic.context),

@@ -220,7 +220,9 @@ class CheapestSearch:
             load = self._sized(candidate)
             requests = load.expected if self._requests is None else self._requests
             simulation = trial(service, load, self.promise, requests)
-            simulation.times = times = MeteredTimes(candidate.deployment.cost)
+            simulation.times = times = MeteredTimes(
+                candidate.deployment.cost, candidate.deployment.kept_tokens
+            )
             tally = self._simulate(simulation, _name(candidate, key[1]))
             share = min(1.0, times.prompts_s / max(1e-9, simulation.busy_s))
             self._trials[key] = _Trial(tally, self._broken(tally), share)

@@ -106,7 +106,13 @@ class Deployment:
 
     @property
     def times(self) -> CostTimes:
-        return CostTimes(self.cost)
+        return CostTimes(self.cost, self.kept_tokens)
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of a sequence that stay where KV tokens are evicted; 0 where none are."""
+        eviction = self.scheduler.eviction
+        return 0 if eviction is None else eviction.budget
 
     def describe(self) -> str:
         """One line for people."""

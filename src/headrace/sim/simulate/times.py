@@ -28,15 +28,28 @@ class StepTimes(Protocol):
 
 
 class CostTimes:
-    """Times by a cost model. Those of steps in a row lie on few straight lines, of which some points are priced."""
+    """Times by a cost model. Those of steps in a row lie on few straight lines, of which some points are priced.
 
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
+    budget: tokens that stay where KV tokens are evicted.
+    """
+
+    def __init__(self, cost: CostModel, budget: int = 0) -> None:
+        self._cost, self._budget = cost, budget
         # By batch and bits of the number of keys.
         self._lines: dict[tuple[int, int], tuple[float, float] | None] = {}
 
     def plan_s(self, plan: StepPlan) -> float:
-        return self._cost.mixed_s(*self._parts(plan))
+        return self._cost.mixed_s(*self._parts(plan)) + self._evicting_s(plan)
+
+    def _evicting_s(self, plan: StepPlan) -> float:
+        """Of queries that decide which tokens stay, and of moving these."""
+        total = 0.0
+        for work in plan.slices:
+            if work.observation is not None:
+                held = work.start + len(work.tokens) - work.evicted
+                kept = self._budget if work.observation.targets else 0
+                total += self._cost.evicting_s(work.observation.rows, held, kept)
+        return total
 
     @staticmethod
     def _parts(plan: StepPlan) -> tuple[int, int, StepShape]:
@@ -88,7 +101,7 @@ class MeteredTimes(CostTimes):
         others = tuple(part for part in prompts if part.logits > 1)  # drafts that are verified
         if len(others) < len(prompts):
             self.prompts_s += whole - (self._cost.mixed_s(batch, keys, others) if batch or others else 0.0)
-        return whole
+        return whole + self._evicting_s(plan)
 
 
 def on_lines(price: Callable[[int], float], steps: int) -> list[float]:

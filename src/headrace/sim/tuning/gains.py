@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.config import EngineConfig
+from headrace.config import EVICTION_SIZES, EngineConfig
+from headrace.core.eviction import Eviction
 from headrace.errors import ConfigError
 from headrace.models.safetensors_reader import FilesMissing
 from headrace.plan.draft_methods import NGRAM, draft_model_name
+from headrace.plan.eviction import choose_sizes
 from headrace.plan.hardware import Hardware
 from headrace.plan.units import DTYPE_BYTES
 from headrace.quant.format import ACTIVATION_NAMES
@@ -70,7 +72,14 @@ def footprint_of(
     """One copy of the model on one device, stored as the config says. format: in place of the config's; kv: as
     `--kv-cache-dtype`."""
     own = AS_STORED if config.quantization in (None, *ACTIVATION_NAMES) else config.quantization
-    return Footprint(store(model, hardware, format or own or AS_STORED, kv), hardware, Placement())
+    stored = store(model, hardware, format or own or AS_STORED, kv)
+    return Footprint(stored, hardware, Placement(), _eviction(config, hardware))
+
+
+def _eviction(config: EngineConfig, hardware: Hardware) -> Eviction | None:
+    if config.kv_eviction == "off" or hardware.kind != "cpu":
+        return None
+    return choose_sizes(*(getattr(config, name) for name in EVICTION_SIZES))
 
 
 def planned_kv(config: EngineConfig, hardware: Hardware) -> str:
