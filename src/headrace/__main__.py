@@ -90,11 +90,30 @@ def outdated() -> int:
     return 1
 
 
+def of_another_checkout() -> str | None:
+    """A sentence if the environment came with a copy of a checkout, and would run the code of the first one."""
+    script, here = os.path.realpath(sys.argv[0]), os.path.dirname(__file__)  # noqa: PTH120
+    for environment in (os.path.dirname(os.path.dirname(script)), sys.prefix):  # noqa: PTH120
+        checkout = os.path.dirname(environment)  # noqa: PTH120
+        own = os.path.join(checkout, "src", "headrace")  # noqa: PTH118
+        if (
+            os.path.isfile(os.path.join(environment, "pyvenv.cfg"))  # noqa: PTH113, PTH118
+            and os.path.isdir(own)  # noqa: PTH112
+            and not os.path.samefile(own, here)
+            and not here.startswith(environment + os.sep)
+        ):
+            return f"{environment} runs {here}: run `make demo` in {checkout}, which makes it again"
+    return None
+
+
 if sys.argv[1:2] == ["engine-process"]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's process as well
 elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, on_interrupt)
 open_missing_streams()
+if foreign := of_another_checkout():
+    print(f"headrace: error: {foreign}", file=sys.stderr)
+    sys.exit(1)
 
 try:
     from headrace.cli import main as run  # Ctrl-C from here on ends in one line

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from tests.places import TALE
+from tests.places import BUNDLED, TALE
 
 RUN = [sys.executable, "-m", "headrace"]
 SHORT = ["--max-tokens", "2", "--temperature", "0", "--num-threads", "1"]
@@ -216,3 +216,26 @@ def test_an_old_environment_is_one_line(module: str, gone: str) -> None:
     assert done.stderr == (
         "headrace: error: this environment is older than the checkout: run `make demo` (or `make native`) again\n"
     )
+
+
+# ---- An environment that was copied with its checkout ----
+
+
+def test_a_copy_does_not_run_the_code_of_the_first_checkout(tmp_path: Path) -> None:
+    venv = tmp_path / "copy/.venv"
+    subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "tree.pth").write_text(f"{BUNDLED.parent.parent}\n")
+    script = venv / "bin/headrace"
+    script.write_text("from headrace.__main__ import main\nmain()\n")
+    own = tmp_path / "copy/src/headrace"
+    own.parent.mkdir()
+    for words in ([sys.executable, str(script)], [str(venv / "bin/python"), "-m", "headrace"]):
+        assert subprocess.run([*words, "--version"], capture_output=True, check=False).returncode == 0
+        own.mkdir()
+        done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and done.stdout == ""
+        assert done.stderr == (
+            f"headrace: error: {venv} runs {BUNDLED.parent}: run `make demo` in {venv.parent}, which makes it again\n"
+        )
+        own.rmdir()
