@@ -208,7 +208,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "facts": (lambda h: h.update(facts=[]), "describes no packed weights"),
     "unknown fact": (lambda h: h["facts"].update(run="rm"), "without exactly the fields"),
     "no weights": (lambda h: h.update(weights=[]), "lists no weights"),
-    "a number": (lambda h: h["weights"].append(3), "no weight: 3"),
+    "a number": (lambda h: h["weights"].append(3), "not a weight: 3"),
     "lacks one": (lambda h: h["weights"].pop(), "bytes, but its header states|lacks weight"),
     "twice": (lambda h: h["weights"].append(h["weights"][0]), "where .* is the next page"),
     "overlap": (lambda h: h["weights"][3].update(offset=0), "bytes at 0, where"),

@@ -122,7 +122,7 @@ W = "heads.0.blocks.0.weight"
         ("medusa", {}, _put(W, np.full((H, H), np.nan, np.float32)), "not finite"),
         ("medusa", {"tree": [[0, 0]]}, None, "comes twice, or before its parent"),
         ("medusa", {"tree": [[0], [0]]}, None, "comes twice"),
-        ("medusa", {"tree": [[0], [0, 1], [0, 1, 0]]}, None, "no path of 1 to 2 ranks"),
+        ("medusa", {"tree": [[0], [0, 1], [0, 1, 0]]}, None, "not a path of 1 to 2 ranks"),
         ("medusa", {"tree": [[V]]}, None, "no path"),
         ("medusa", {"tree": [[True]]}, None, "no path"),
         ("medusa", {"tree": "00"}, None, "must be a list"),
