@@ -110,10 +110,14 @@ def _write_more(
 
 
 def pack_next(
-    positions: Sequence[int], table_rows: Sequence[int], tables: Sequence[BlockTables | None]
+    positions: Sequence[int],
+    table_rows: Sequence[int],
+    tables: Sequence[BlockTables | None],
+    *,
+    logits: bool = False,
 ) -> Step:
-    """One token each of S sequences, at these positions, whose hidden states are needed and nothing else; the ids are
-    left out. As `pack` does it, but faster; the groups must be of layers that attend."""
+    """One token each of S sequences, at these positions; the ids are left out. Needed are their hidden states, or their
+    `logits`. As `pack` does it, but faster; the groups must be of layers that attend."""
     starts, rows = np.array(positions, dtype=np.int64), np.array(table_rows, dtype=np.int64)
     every = np.arange(len(starts) + 1)
     return Step(
@@ -122,9 +126,19 @@ def pack_next(
         cu_q=every.astype(np.int32),
         kv_lens=(starts + 1).astype(np.int32),
         groups=tuple(table.tables(rows, rows, starts) for table in tables if table is not None),
-        logits_rows=every[:0],
-        hidden_rows=every[:-1],
+        logits_rows=every[:-1] if logits else every[:0],
+        hidden_rows=None if logits else every[:-1],
     )
+
+
+def advance(step: Step, table_rows: Sequence[int], tables: Sequence[BlockTables | None]) -> None:
+    """Let a step of `pack_next` be that of each sequence's next token; the tables must be as they were."""
+    rows = np.array(table_rows, dtype=np.int64)
+    step.positions = step.positions + 1
+    step.kv_lens = step.kv_lens + np.int32(1)
+    for group, table in zip(step.groups, (one for one in tables if one is not None), strict=True):
+        assert isinstance(group, GroupTables)
+        group.slots = table.slots(rows, step.positions)
 
 
 def _states(slices: Sequence[SeqSlice], group: int) -> StateTables:

@@ -18,9 +18,10 @@ from headrace.core.types import BlockCopy, SeqSlice
 from headrace.runner.block_tables import BlockTables
 from headrace.runner.drafting import Drafted
 from headrace.runner.model import StepModel, StepSampler
-from headrace.runner.packing import pack
+from headrace.runner.packing import advance, pack, pack_next
 from headrace.runner.sampling.output import NO_TOKEN
 from headrace.runner.sampling.state import SampleRow
+from headrace.runner.step import Step
 from headrace.speculative.method import Proposal
 from headrace.speculative.written import WrittenBlocks
 
@@ -76,11 +77,10 @@ class ModelMethod:
         lengths = [one.room for one in sequences]
         drafts: list[tuple[int, ...]] = [()] * len(sequences)
         going = self._first(sequences, lengths, drafts)
+        step: Step | None = None
         while going:
-            pieces = [
-                _Piece(at, len(sequences[at].tokens) + len(drafts[at]) - 1, drafts[at][-1:]) for at in going
-            ]
-            going = self._extend(sequences, lengths, drafts, pieces)
+            step = self._next(sequences, drafts, going, step)
+            going = self._draw(self.model.forward(step), sequences, lengths, drafts, going)
         return [Proposal(draft) for draft in drafts]
 
     def pass_over(self, sequences: Sequence[Drafted]) -> None:
@@ -131,7 +131,7 @@ class ModelMethod:
     ) -> list[int]:
         """Run one step, and draft a token of each sequence whose last one is among the pieces; returns the sequences
         that need another step."""
-        ends, drawn, rows = [], [], []
+        ends, drawn = [], []
         work, offset = [], 0
         for piece in pieces:
             one = sequences[piece.at]
@@ -141,12 +141,42 @@ class ModelMethod:
             if len(drafts[piece.at]) < lengths[piece.at] and piece.start + len(piece.tokens) == known:
                 ends.append(offset - 1)
                 drawn.append(piece.at)
-                rows.append(SampleRow(one.state, drafts[piece.at]))
         step = pack(work, [sequences[piece.at].row for piece in pieces], self._tables, ends)
         self._written.add(step)
         logits = self.model.forward(step)
-        if not drawn:
-            return []
+        return self._draw(logits, sequences, lengths, drafts, drawn) if drawn else []
+
+    def _next(
+        self,
+        sequences: Sequence[Drafted],
+        drafts: Sequence[tuple[int, ...]],
+        going: Sequence[int],
+        before: Step | None,
+    ) -> Step:
+        """The step that reads the last draft of each sequence of `going`. `before` is the last one of this kind: where
+        it had as many sequences it had the same ones."""
+        rows = [sequences[at].row for at in going]
+        if before is not None and len(before.ids) == len(going):
+            step = before
+            advance(step, rows, self._tables)
+        else:
+            positions = [len(sequences[at].tokens) + len(drafts[at]) - 1 for at in going]
+            step = pack_next(positions, rows, self._tables, logits=True)
+        step.ids = np.array(self._readable(tuple(drafts[at][-1] for at in going)), dtype=np.int64)
+        self._written.add(step)
+        return step
+
+    def _draw(
+        self,
+        logits: Any,
+        sequences: Sequence[Drafted],
+        lengths: Sequence[int],
+        drafts: list[tuple[int, ...]],
+        drawn: Sequence[int],
+    ) -> list[int]:
+        """Draft a token of each sequence of `drawn` from its row of logits; returns the sequences that need another
+        step."""
+        rows = [SampleRow(sequences[at].state, drafts[at]) for at in drawn]
         tokens = self._sampler.sample(_widened(logits, self._vocab_size), rows, with_logprobs=False).tokens
         going = []
         for at, token in zip(drawn, tokens, strict=True):
