@@ -146,6 +146,7 @@ def test_the_cheapest_settings(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "promised: a TTFT of 0.5 s and a TPOT of 0.1 s each for 90 % of the requests" in out
     assert re.search(r"^  1\. \S+ on t4: 1 machine$", out, re.M)
+    assert re.search(r"times +TTFT p50 \S+ \S+, p90 \S+ \S+; TPOT p50 ", out)
     assert re.search(r"cost +0\.35 an hour; \S+ a million output tokens and \S+ a million input tokens", out)
     assert re.search(r"load +4,320,000 requests a day, of which 1?\d\d\.\d+% keep the promise", out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -144,6 +145,10 @@ def test_a_model_that_is_too_large_is_refused_with_the_reason() -> None:
     config = EngineConfig(model="shape:llama-3.1-70b")
     found, refused = find_candidates(config, [find_hardware("l4")], {"l4": 1.0}, ["stored", "int4-a16"])
     assert not found and all(isinstance(one.error, DoesNotFit) for one in refused)
+    assert re.fullmatch(
+        r"the weights need 3\d\.\d GiB in int4-a16, but 22\.4 GiB of memory is available; .*",
+        str(refused[1].error),
+    )
 
 
 def test_every_candidate_serves_the_same_requests() -> None:
@@ -164,6 +169,22 @@ def test_a_load_without_a_length_gets_one_for_each_candidate() -> None:
     search.search()
     (one,) = search.best
     assert 900 < one.tally.answered < 1100 and one.requests_per_day == 5.0 * 86_400
+
+
+def test_an_interrupted_search_keeps_what_it_found() -> None:
+    names: list[str] = []
+
+    def run(simulation: Simulation, name: str) -> Tally:
+        if search.best:
+            raise KeyboardInterrupt
+        names.append(name)
+        return simulation.run()
+
+    search = CheapestSearch(candidates({"l4": 0.8}, ["stored", "int8"]), LOAD, PROMISE, Service, run)
+    with pytest.raises(KeyboardInterrupt):
+        search.search()
+    (one,) = search.best
+    assert one.fewer is None and any(name.startswith(one.candidate.describe()) for name in names)
 
 
 def test_nothing_keeps_it() -> None:

@@ -246,13 +246,14 @@ def _text(
         "Cheapest settings",
     ]
     for number, (setting, start) in enumerate(zip(search.best, commands, strict=True), 1):
-        lines += _setting(number, setting, start)
+        lines += _setting(number, setting, start, search.promise.share)
     if left_out:
         lines += ["", "Left out", *(f"  {name}: {why}" for name, why in left_out.items())]
     return "\n".join([*lines, ""])
 
 
-def _setting(number: int, setting: Setting, start: str) -> list[str]:
+def _setting(number: int, setting: Setting, start: str, share: float) -> list[str]:
+    """share: of requests, that kept the times which are shown beside the median."""
     from headrace.bench.metrics import show_seconds
     from headrace.plan.report import table
 
@@ -261,19 +262,19 @@ def _setting(number: int, setting: Setting, start: str) -> list[str]:
     if setting.replicas != setting.machines:
         machines += f", {counted(setting.replicas, 'replica')}"
     times = [
-        f"{name} p50 {show_seconds(pool.percentile(0.5))}, p99 {show_seconds(pool.percentile(0.99))}"
+        f"{name} p50 {show_seconds(pool.percentile(0.5))}, p{share * 100:g} {show_seconds(pool.percentile(share))}"
         for name, pool in (("TTFT", tally.ttft), ("TPOT", tally.tpot))
         if pool.count
     ]
     rows = [
         (
             "cost",
-            f"{setting.cost_per_hour:,.4g} an hour; {setting.cost_per_million_output:.3g} a million output tokens and "
-            f"{setting.cost_per_million_input:.3g} a million input tokens, idle time included",
+            f"{_plain(setting.cost_per_hour)} an hour; {_plain(setting.cost_per_million_output)} a million output "
+            f"tokens and {_plain(setting.cost_per_million_input)} a million input tokens, idle time included",
         ),
         (
             "load",
-            f"{setting.requests_per_day:,.0f} requests a day, of which {setting.within:.2%} keep the promise",
+            f"{_plain(setting.requests_per_day)} requests a day, of which {setting.within:.2%} keep the promise",
         ),
         ("times", "; ".join(times)),
         ("engine", _engine(candidate.deployment)),
@@ -283,6 +284,11 @@ def _setting(number: int, setting: Setting, start: str) -> list[str]:
     rows.append(("start", start))
     body = table(rows).splitlines()
     return [f"  {number}. {candidate.describe()}: {machines}", *(f"   {line}" for line in body)]
+
+
+def _plain(value: float) -> str:
+    """Three digits or more, without an exponent where it is large."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _engine(deployment: Deployment) -> str:

@@ -250,8 +250,9 @@ class CheapestSearch:
         if self._requests is not None:
             return load
         turns, rate = load.workload.turns, load.arrivals.rate_per_s
-        life_s = turns * (self._alone[candidate.engine].tally.e2e.percentile(0.5) + load.pause_s)
-        seconds = max(LEAST_S, LEAST_LIVES * life_s, LEAST_REQUESTS / (rate * turns))
+        answers_s = turns * self._alone[candidate.engine].tally.e2e.percentile(0.5)
+        pauses_s = (turns - 1) * load.pause_s
+        seconds = max(LEAST_S, LEAST_LIVES * answers_s + 2 * pauses_s, LEAST_REQUESTS / (rate * turns))
         return replace(load, duration_s=min(seconds, MOST_REQUESTS / (rate * turns)))
 
     def _estimate(self, candidate: Candidate) -> float:

@@ -11,7 +11,7 @@ from headrace.config_resolve import resolve
 from headrace.core.engine import Engine
 from headrace.core.policy import SchedulerConfig
 from headrace.core.types import KVGroupSpec
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, DoesNotFit
 from headrace.models.families import weight_names
 from headrace.models.rope import with_context
 from headrace.models.source import HubOptions, resolve_model
@@ -244,6 +244,11 @@ def _rounded(
     weights, memory, saved = None, None, 0
     if config.quantization is not None:
         weights, saved = _stored(config.model, spec, hardware, config.quantization)
+        if weights.weight_bytes >= hardware.total_memory:
+            raise DoesNotFit(
+                f"the weights need {format_bytes(weights.weight_bytes)} in {config.quantization}, but "
+                f"{format_bytes(hardware.total_memory)} of memory is available; use a smaller model, or more devices"
+            )
     format = config.speculative_quantization or config.quantization
     if drafters.spec is not None and format is not None:
         draft, saved_too = _stored("draft", drafters.spec, hardware, format)
