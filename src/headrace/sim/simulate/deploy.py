@@ -22,10 +22,12 @@ from headrace.plan.formats import MemoryFormat
 from headrace.plan.hardware import Hardware, Machine, this_machine
 from headrace.plan.hardware_table import THIS
 from headrace.plan.kv import streaming_spec
+from headrace.plan.ledger import ledger
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.scheduling import scheduler_config
 from headrace.plan.units import format_bytes
 from headrace.program.lower import lower
+from headrace.program.records import Program
 from headrace.sim.cost import CostModel
 from headrace.sim.draft_cost import DraftCost, make_draft_cost
 from headrace.sim.machine import profile_here
@@ -157,12 +159,17 @@ def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
         machine = replace(machine, memory_available=machine.memory_available + saved)
         config = replace(config, quantization=None, speculative_quantization=None)
     resolved = _resolve(config, stored, machine, drafters)
+    spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
+    programs = [lower(spec, weight_names(spec))]
+    _check_shards(programs[0], hardware, "this model")
+    if resolved.draft_model is not None:
+        programs.append(resolved.draft_model.program)
+        _check_shards(programs[1], hardware, resolved.draft_model.name)
+    if hardware.count > 1 and any(map(_is_latent, programs)):
+        machine = _with_copies_of_kv(spec, resolved, machine, hardware.count)
+        resolved = _resolve(config, stored, machine, drafters)
     if draft_memory is not None and resolved.draft_model is not None:
         resolved = replace(resolved, draft_model=replace(resolved.draft_model, memory=draft_memory))
-    spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
-    _check_shards(spec, hardware, "this model")
-    if resolved.draft_model is not None:
-        _check_shards(resolved.draft_model.spec, hardware, resolved.draft_model.name)
     profile, assumed = Profile.of_hardware(hardware), "its data sheet"
     if here:
         profile, assumed = profile_here(resolved.kernels, resolved.num_threads)
@@ -268,12 +275,28 @@ def _together(hardware: Hardware) -> Machine:
     return replace(machine, name=hardware.title, memory_total=total, memory_available=total)
 
 
-def _check_shards(spec: ModelSpec, hardware: Hardware, name: str) -> None:
-    """Raise ConfigError where the devices cannot share the heads."""
-    heads = {layout.num_kv_heads for layout in lower(spec, weight_names(spec)).kv if layout.state is None}
-    uneven = [count for count in heads if count % hardware.count]
+def _with_copies_of_kv(spec: ModelSpec, resolved: ResolvedConfig, machine: Machine, count: int) -> Machine:
+    """The machine without the memory that `count` devices lose where each keeps all latents: what weights and
+    activations leave holds so many copies."""
+    planned = ledger(spec, resolved)
+    fixed = planned.total - planned.kv_pool_bytes
+    left = fixed + max(0, machine.memory_available - fixed) // count
+    return replace(machine, memory_available=min(machine.memory_available, left))
+
+
+def _is_latent(program: Program) -> bool:
+    return any(op.attributes.value_in_key is not None for op in program.of_kind("attention"))
+
+
+def _check_shards(program: Program, hardware: Hardware, name: str) -> None:
+    """Raise ConfigError where the devices cannot share the heads: those of queries where one latent serves all."""
+    heads = {
+        (spec.num_kv_heads, "KV heads") if spec.value_in_key is None else (spec.num_heads, "heads")
+        for spec in (op.attributes for op in program.of_kind("attention"))
+    }
+    uneven = [f"{count} {kind}" for count, kind in sorted(heads) if count % hardware.count]
     if hardware.count > 1 and uneven:
         raise ConfigError(
-            f"{hardware.label} cannot share the {uneven[0]} KV heads of {name} evenly; take a number of devices "
+            f"{hardware.label} cannot share the {uneven[0]} of {name} evenly; take a number of devices "
             "that divides them"
         )

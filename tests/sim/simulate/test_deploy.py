@@ -1,0 +1,34 @@
+"""Engines on several devices: what each device keeps, and models that they cannot share."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.plan.hardware_table import find_hardware
+from headrace.plan.ledger import ledger
+from headrace.sim.simulate.deploy import deploy
+
+
+@pytest.mark.parametrize(("model", "copies"), [("shape:deepseek-v2-lite", 4), ("shape:llama-2-7b", 1)])
+def test_each_device_keeps_all_latents_and_its_part_of_the_heads(model: str, copies: int) -> None:
+    hardware = find_hardware("4xl4")
+    deployment = deploy(EngineConfig(model, max_num_seqs=64), hardware)
+    spec = deployment.cost.work.spec
+    assert spec is not None
+    planned = ledger(spec, deployment.resolved)
+    free = hardware.total_memory - planned.weight_bytes - planned.activation_bytes
+    assert 0.88 * free < copies * planned.kv_pool_bytes <= free
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("shape:deepseek-v2-lite", "3xl4 cannot share the 16 heads of this model evenly"),
+        ("shape:smollm2-360m", "3xl4 cannot share the 5 KV heads of this model evenly"),
+    ],
+)
+def test_heads_that_devices_cannot_share_are_refused(model: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        deploy(EngineConfig(model), find_hardware("3xl4"))
