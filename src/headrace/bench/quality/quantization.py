@@ -18,6 +18,7 @@ from headrace.bench.report import Row, row_of_runs
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, ModelError
 from headrace.evaluation.quality import NUMBERS
+from headrace.models.source import HubOptions, resolve_model
 
 VARIANTS = (
     "rtn:8", "fp8", "smoothquant", "rtn:4", "gptq:4", "awq:4", "rtn:3", "gptq:3", "auto:4.13", "auto:3.13",
@@ -65,7 +66,7 @@ def quantization_rows(
             numbers = _quantise(config.model, folder, [*command_words(variant), *more])
             divergence = numbers["divergence"]
             if not told:  # its perplexity is in each variant's numbers
-                told, original = True, {"perplexity": divergence["reference"]["perplexity"]}
+                told, original = True, {"perplexity": divergence["reference"]["perplexity"], **_stored(config)}
                 yield row_of_runs({"variant": "as it is"}, [{**original, **plain}])
             values = {
                 "checkpoint_bytes": float(numbers["size"]),
@@ -107,6 +108,13 @@ def draw_pareto(Figure: Any, rows: Sequence[Row]) -> Any:
     axes.set_ylabel("KL divergence, nats a token")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _stored(config: EngineConfig) -> dict[str, float]:
+    """Bytes of the model's weights as they are."""
+    path = resolve_model(config.model, HubOptions(download_dir=config.download_dir)).path
+    files = [] if path is None else [path] if path.is_file() else path.glob("*.safetensors")
+    return {"checkpoint_bytes": float(sum(one.stat().st_size for one in files))}
 
 
 def _rates(config: EngineConfig) -> dict[str, float]:

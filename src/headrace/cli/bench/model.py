@@ -229,8 +229,8 @@ def _quantization(args: argparse.Namespace) -> Prepared:
     more = ["--samples", str(args.samples), "--eval-tokens", str(args.eval_tokens)]
     for flag, path in (("--data", args.data), ("--eval-data", args.eval_data)):
         more += [] if path is None else [flag, str(path)]
-    if args.num_threads is not None:
-        more += ["--num-threads", str(args.num_threads)]
+    if config.num_threads is not None:
+        more += ["--num-threads", str(config.num_threads)]
 
     def rows(progress: Progress) -> Iterator[Row]:
         return quantization_rows(config, variants, more, progress)
