@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,11 @@ CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync")
 """Of os: whatever changes a folder, or makes bytes last."""
 
 
+ROOT = Path(__file__).resolve().parents[2]
+KILLED = 9
+"""The exit status of a command that was."""
+
+
 class Killed(BaseException):
     pass
 
@@ -32,14 +39,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def killed_everywhere(make: Callable[[Path], object], home: Path, step: int = 1) -> int:
-    """Run `make` with a kill before the first change of the disk, then with one before the second, and so on; each
-    time run it again to its end. Gives the number of changes."""
+def killed_everywhere(
+    make: Callable[[Path], object], killed: Callable[[Path, int], bool], home: Path, step: int
+) -> int:
+    """`make` a folder with a kill before the first change of the disk, then with one before a later one, and so on;
+    each time make it again to its end. Gives the number of changes."""
     make(home / "out")
     whole = contents(home / "out")
     shutil.rmtree(home / "out")
     for stop in range(1, 10_000, step):
-        if not killed(lambda: make(home / "out"), stop):
+        if not killed(home / "out", stop):
             assert contents(home / "out") == whole
             return stop
         if (home / "out").exists():  # only the rest was to be removed
@@ -54,28 +63,21 @@ def killed_everywhere(make: Callable[[Path], object], home: Path, step: int = 1)
     raise AssertionError
 
 
-def killed(run: Callable[[], object], stop: int) -> bool:
-    """Whether it was, before so many changes."""
+def counted(stop: int, end: Callable[[], object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes of functions some that call `end` before so many calls of all together."""
     count = 0
 
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
             nonlocal count
             count += 1
             if count >= stop:
-                raise Killed
+                end()
             return real(*given, **named)
 
         return call
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CHANGES:
-            patch.setattr(os, name, counted(getattr(os, name)))
-        try:
-            run()
-        except Killed:
-            return True
-    return False
+    return wrapped
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +97,34 @@ def test_a_kill_at_any_change_of_the_disk_loses_nothing(step: int, tiny: str, tm
     def make(out: Path) -> None:
         quantize(source, spec, QuantizeOptions("rtn", group=32), [], out, num_threads=1)
 
-    assert killed_everywhere(make, tmp_path, step) > 20
+    def end() -> None:
+        raise Killed
+
+    def killed(out: Path, stop: int) -> bool:
+        wrapped = counted(stop, end)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CHANGES:
+                patch.setattr(os, name, wrapped(getattr(os, name)))
+            try:
+                make(out)
+            except Killed:
+                return True
+        return False
+
+    assert killed_everywhere(make, killed, tmp_path, step) > 20
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("format", "more"),
+    ("format", "more", "step"),
     [
-        ("headrace", ["--eval", "--eval-tokens", "64"]),
-        ("headrace", ["--bits", "3", "--max-kl", "0.02", "--eval-tokens", "64"]),
-        ("gguf:Q4_0", []),
+        ("headrace", [], 5),
+        ("headrace", ["--bits", "3", "--max-kl", "0.4", "--eval-tokens", "64"], 17),
+        ("gguf:Q4_0", [], 5),
     ],
 )
-def test_nor_does_a_kill_of_the_command(format: str, more: list[str], tmp_path: Path) -> None:
+def test_nor_does_a_kill_of_the_command(format: str, more: list[str], step: int, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "home").mkdir()
     write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
@@ -120,7 +136,13 @@ def test_nor_does_a_kill_of_the_command(format: str, more: list[str], tmp_path: 
     def make(out: Path) -> None:
         assert main([*words, "-o", str(out)]) == 0
 
-    assert killed_everywhere(make, tmp_path / "home", 5) > 20
+    def killed(out: Path, stop: int) -> bool:
+        command = [sys.executable, "-m", "tests.quantize.test_unfinished", str(stop), *words, "-o", str(out)]
+        run = subprocess.run(command, cwd=ROOT, check=False)
+        assert run.returncode in (0, KILLED)
+        return run.returncode == KILLED
+
+    assert killed_everywhere(make, killed, tmp_path / "home", step) > 20
 
 
 def test_whole_codes_are_packed_without_being_made_again(
@@ -169,3 +191,10 @@ def test_nothing_stays_where_nothing_was_begun(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no"), open_unfinished(tmp_path / "out"):
         raise ConfigError("no")
     assert not list(tmp_path.iterdir())
+
+
+if __name__ == "__main__":  # a command that ends at once before a change of the disk
+    wrap = counted(int(sys.argv[1]), lambda: os._exit(KILLED))
+    for change in CHANGES:
+        setattr(os, change, wrap(getattr(os, change)))
+    sys.exit(main(sys.argv[2:]))
