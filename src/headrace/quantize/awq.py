@@ -14,6 +14,7 @@ from headrace.models.weights import Weights
 from headrace.program.records import WeightRef
 from headrace.quantize.folds import Fold
 from headrace.quantize.hessians import Hessians
+from headrace.quantize.refit import refit
 from headrace.quantize.scheme import Codes, Scheme, encode, ranges, rtn
 
 GRID = 20
@@ -56,8 +57,9 @@ def awq_factors(
 
 
 def awq(weight: Tensor, hessian: Tensor, scheme: Scheme) -> Codes:
-    """The nearest codes of a matrix [R, C], in ranges that are clipped for the least error of the products."""
-    return rtn(weight, replace(scheme, clip=True), hessian)
+    """The nearest codes of a matrix [R, C], in ranges that are clipped for the least error of the products; then the
+    scales of least error for these codes."""
+    return refit(weight, rtn(weight, replace(scheme, clip=True), hessian), hessian)
 
 
 def _search(fold: Fold, trials: Sequence[tuple[Tensor, Tensor, Scheme]]) -> Tensor:

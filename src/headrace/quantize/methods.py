@@ -17,6 +17,7 @@ from headrace.quantize.formats import FORMATS, Format
 from headrace.quantize.fp8 import encode_floats
 from headrace.quantize.gptq import Order, gptq
 from headrace.quantize.hessians import Hessians
+from headrace.quantize.refit import refit
 from headrace.quantize.scheme import rtn
 from headrace.quantize.smoothquant import smooth_factors
 
@@ -76,7 +77,9 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
     "gptq": Method(
-        lambda weight, inputs, scheme, how: gptq(weight, inputs.power, scheme, how.order, how.damping),
+        lambda weight, inputs, scheme, how: refit(
+            weight, gptq(weight, inputs.power, scheme, how.order, how.damping), inputs.power
+        ),
         ordered=True,
     ),
     "awq": Method(

@@ -18,6 +18,7 @@ BITS = (2, 3, 4, 8)
 _CLIPS = 40
 """Ranges tried by the search for clipping, from the whole one down to half of it."""
 _CLIP_TO = 0.5
+_REFITS = 3
 _CHUNK = 1 << 22
 """Weights searched at once."""
 _WHOLE_BLOCK = 512
@@ -155,7 +156,21 @@ def _ranges(groups: Tensor, scheme: Scheme, power: Tensor | None) -> tuple[Tenso
         better = error < least
         scales, zeros = torch.where(better, other, scales), torch.where(better, others, zeros)
         least = torch.where(better, error, least)
+    for _ in range(_REFITS):
+        other = _refit(groups, scales, zeros, scheme, power)
+        error = _error(groups, other, zeros, scheme, power)
+        better = error < least
+        scales, least = torch.where(better, other, scales), torch.where(better, error, least)
     return scales, zeros
+
+
+def _refit(groups: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, power: Tensor | None) -> Tensor:
+    """The scales of least error for the codes that those given choose, with their signs."""
+    numbers = encode(groups, scales[..., None], zeros[..., None], scheme.levels) - zeros[..., None]
+    weighed = _weighed(numbers, power)
+    whole = (weighed * numbers).sum(-1)
+    found = torch.where(whole > 0, (weighed * groups).sum(-1) / whole, scales)
+    return stored(torch.where(found * scales > 0, found, scales), scheme)
 
 
 def _whole_range(groups: Tensor, scheme: Scheme, part: float) -> tuple[Tensor, Tensor]:
@@ -163,20 +178,20 @@ def _whole_range(groups: Tensor, scheme: Scheme, part: float) -> tuple[Tensor, T
     if scheme.symmetric:
         low, high = groups.amin(-1), groups.amax(-1)
         if scheme.positive:
-            scales = _stored(torch.maximum(-low, high) * (part / (scheme.middle - 1)), scheme)
+            scales = stored(torch.maximum(-low, high) * (part / (scheme.middle - 1)), scheme)
             return scales, torch.full_like(scales, scheme.middle)
         extreme = torch.where(-low >= high, low, high) * part
-        scales = _stored(-extreme / scheme.middle, scheme)
+        scales = stored(-extreme / scheme.middle, scheme)
         return scales, torch.full_like(scales, scheme.middle)
     low, high = (one * part for one in extremes(groups))
     if scheme.least_zero:
         low = torch.minimum(low, -high * scheme.least_zero / (scheme.levels - scheme.least_zero))
-    scales = _stored((high - low) / scheme.levels, scheme)
+    scales = stored((high - low) / scheme.levels, scheme)
     steps = torch.where(scales == 0, 0.0, 1.0 / scales)
     return scales, torch.round(-low * steps).clamp(scheme.least_zero, scheme.levels)
 
 
-def _stored(scales: Tensor, scheme: Scheme) -> Tensor:
+def stored(scales: Tensor, scheme: Scheme) -> Tensor:
     """Rounded to the stored type, before codes are chosen: so rounding a scale adds almost no error."""
     limited = scales.clamp(-LARGEST_SCALE, LARGEST_SCALE)
     return limited.to(_SCALE_TYPES[scheme.scale]).to(scales.dtype) + 0.0  # no -0
@@ -186,8 +201,14 @@ def _error(groups: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, power:
     """The squared error of each group's weights, or of its products with inputs of that power, [R, G]."""
     scales, zeros = scales[..., None], zeros[..., None]
     difference = (encode(groups, scales, zeros, scheme.levels) - zeros) * scales - groups
-    if power is not None and power.dim() == 3:
-        by_group = difference.transpose(0, 1)  # [G, R, size]
-        return ((by_group @ power) * by_group).sum(-1).T
-    squares = difference.square_()
-    return (squares if power is None else squares * power).sum(-1)
+    return (_weighed(difference, power) * difference).sum(-1)
+
+
+def _weighed(values: Tensor, power: Tensor | None) -> Tensor:
+    """Groups [R, G, size] times the power of their inputs, as `_blocks` has it."""
+    if power is None:
+        return values
+    if power.dim() == 2:
+        return values * power
+    weighed: Tensor = (values.transpose(0, 1) @ power).transpose(0, 1)  # a product for each group
+    return weighed
