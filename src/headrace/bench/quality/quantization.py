@@ -66,7 +66,8 @@ def quantization_rows(
             numbers = _quantise(config.model, folder, [*command_words(variant), *more])
             divergence = numbers["divergence"]
             if not told:  # its perplexity is in each variant's numbers
-                told, original = True, {"perplexity": divergence["reference"]["perplexity"], **_stored(config)}
+                told = True
+                original = {"perplexity": divergence["reference"]["perplexity"], **_stored(config)}
                 yield row_of_runs({"variant": "as it is"}, [{**original, **plain}])
             values = {
                 "checkpoint_bytes": float(numbers["size"]),
