@@ -149,7 +149,8 @@ def test_completions_that_fail_are_an_error(
 def test_chat_keeps_the_conversation_and_runs_commands() -> None:
     lines = [
         "Tell me a story about a fox.", "/set max_tokens 5", "Who helped?", "/set nonsense 1", "/stats", "/retry",
-        "/system Be brief.", "/retry", "/unknown", "/help", "/exit",
+        "/system Be brief.", "/retry", "/unknown", "/help",
+        "/set top_k 1.5", "fox " * 2000, "/exit now", "/not read",
     ]  # fmt: skip
     done = subprocess.run(
         [*RUN, "chat", "--num-threads", "1", "--max-tokens", "20", "--temperature", "0"],
@@ -159,7 +160,10 @@ def test_chat_keeps_the_conversation_and_runs_commands() -> None:
     assert "[max_tokens = 5]" in done.stdout and "prefix cache" in done.stdout
     assert "conversation forgotten" in done.stdout and "/reset" in done.stdout
     assert "/set knows" in done.stderr and "nothing to retry" in done.stderr
-    assert "no command /unknown" in done.stderr
+    assert "no command /unknown" in done.stderr and "/not" not in done.stderr
+    assert "top_k must be a whole number, got '1.5'" in done.stderr
+    assert "/reset starts" not in done.stderr  # one message alone is too long
+    assert "the model's context holds 1024" in done.stderr
     assert "prompt tokens cached" in done.stderr  # the second turn found the first in the cache
 
 

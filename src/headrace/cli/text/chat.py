@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print(file=_talk())
             continue
-        if line in ("/exit", "/quit"):
+        if line.partition(" ")[0] in ("/exit", "/quit"):
             return 0
         if line:
             try:
@@ -131,6 +131,8 @@ class Chat:
             with interruptible() as stop:
                 output = print_stream(until(stop, self._llm.stream_chat([*system, *turns], self._params)))
         except PromptTooLong:
+            if not before:
+                raise
             raise PromptTooLong(
                 "the conversation is longer than the model's context: /reset starts a new one"
             ) from None
@@ -160,7 +162,8 @@ class Chat:
         try:
             self._params = replace(self._params, **{name: kinds[name](value)})
         except ValueError:
-            raise RequestError(f"{name} must be a number, got {value!r:.40}") from None
+            kind = "a whole number" if kinds[name] is int else "a number"
+            raise RequestError(f"{name} must be {kind}, got {value!r:.40}") from None
         print(f"[{name} = {value}]")
 
     def _stats(self, rest: str) -> None:
