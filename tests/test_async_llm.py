@@ -363,6 +363,12 @@ def test_llm_refuses_the_same_prompts(llm: LLM) -> None:
             llm.generate(prompts, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("messages", [CHAT[0], None, 5, "Hello"])
+def test_llm_refuses_what_is_no_list_of_messages(llm: LLM, messages: Any) -> None:
+    with pytest.raises(InvalidParams, match="messages must be a list of messages"):
+        llm.chat(messages, GREEDY)
+
+
 def test_wrong_options_of_embeddings_and_aborts_are_refused(shared: Shared, llm: LLM) -> None:
     async def on(engine: AsyncLLM) -> None:
         for name, value in (

@@ -93,6 +93,10 @@ def as_params(params: SamplingParams | Sequence[SamplingParams], count: int) -> 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """One conversation or several."""
+    if isinstance(messages, (str, *_BYTES)) or not isinstance(messages, Sequence):
+        raise InvalidParams(
+            f"messages must be a list of messages, or of conversations, got {shown(messages)}"
+        )
     if not messages:
         raise RequestError("the conversation is empty: it must hold at least one message")
     if isinstance(messages[0], Mapping):
