@@ -232,6 +232,34 @@ def test_a_prompt_ends_while_all_other_sequences_decode() -> None:
     assert len(ended) == 4 and ended[0] == "late"
 
 
+@pytest.mark.parametrize(("free", "late"), [(4, 0), (9, 0), (9, 1)])
+def test_who_lacks_blocks_while_others_evict_waits_a_step(free: int, late: int) -> None:
+    """Four sequences reach their points in the same step, and there is room for one or two of them to move tokens at a
+    time. None is preempted, and none has to yield to a fifth that joins."""
+    point = SIZES.next_point(10, 0)
+    params = SamplingParams(max_tokens=3 * SIZES.interval + 10, ignore_eos=True)
+    requests = [NewRequest(f"r{i}", (i,) * 10, params) for i in range(4 + late)]
+    group = KVGroupSpec("full", 4 * -(-point // 4) + free, 4)
+    config = SchedulerConfig(
+        max_num_seqs=5, max_num_batched_tokens=64, max_model_len=60, vocab_size=50, eviction=SIZES
+    )
+    engine, mover, tokens, steps = Engine(config, (group,)), Mover((group,)), Counter[str](), 0
+    for request in requests[:4]:
+        engine.add(request, 0.0)
+    while engine.has_work:
+        if steps == 3:
+            for request in requests[4:]:
+                engine.add(request, 0.0)
+        for output in engine.finish(mover.execute(engine.begin(0.0)), 0.0):
+            tokens[output.request_id] += len(output.tokens)
+        steps += 1
+        assert steps < 400
+    assert engine.stats().scheduler.preemptions == 0
+    assert set(tokens.values()) == {params.max_tokens} and len(tokens) == 4 + late
+    first = [number for number, length in mover.moves if length == point]
+    assert len(first) == 4 + late and len(mover.moves) > 10
+
+
 def test_the_pool_keeps_room_for_what_stays() -> None:
     """The longest prompt that is let in can be evicted, alone in the pool."""
     group = KVGroupSpec("full", 14, 4)

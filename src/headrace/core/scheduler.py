@@ -33,6 +33,7 @@ class Scheduler:
 
     Running requests are served before waiting ones may join, each in the configured order. When blocks run out, a
     sequence after the one that lacks blocks is preempted: its blocks are freed and it waits again, to be recomputed.
+    Where another one evicts tokens in this step, it waits a step for their blocks instead.
     The most urgent sequence is never a victim, and alone it always fits (see `limit`). Users are not charged for
     recomputed tokens, so the fair order does not change until some sequence has a new token: all orders make progress.
     Under the fair order a user who waits may take the place of one who is far ahead, see `policy.takes_place`.
@@ -67,6 +68,7 @@ class Scheduler:
         self._released: list[int] = []
         self._step_id = 0
         self._memory_short = False  # the last admission failed for lack of KV blocks
+        self._waits = False  # a sequence waits in this step for blocks that others evict tokens from
         self._grants = Grants(config, self.kv)
         self.admission = Admission(config, self.kv, self._grants, self.running, self.stats)
         self.batch_room = 0  # requests that may still join the batch that runs (static and dynamic batching)
@@ -131,7 +133,7 @@ class Scheduler:
         granted: list[tuple[Request, int]] = []
         self._grants.draft_budget = self._left_for_drafts(budget)
         self._grants.tokens_left = budget
-        preemptions = self.stats.preemptions
+        preemptions, self._waits = self.stats.preemptions, False
         self.sort_running()
         if self.config.order is Order.FAIR and self.config.batching is Batching.CONTINUOUS:
             self._make_place()
@@ -150,7 +152,7 @@ class Scheduler:
                 prompts = max(0, prompts - count) if is_prompt else prompts
                 self._grants.draft_budget -= max(0, request.num_computed + count - len(request.tokens))
         wait_until = None
-        if self.stats.preemptions == preemptions:
+        if self.stats.preemptions == preemptions and not self._waits:
             wait_until = self._admit_waiting(min(budget, prompts), copies, granted, now)
         if wait_until is not None and (deadline := self.deadlines.next) is not None:
             wait_until = min(wait_until, deadline)
@@ -256,6 +258,9 @@ class Scheduler:
                 continue
             if self._grants.cut_drafts(request, self.running, granted):
                 continue
+            if any(self.kv.targets(other) for other, _ in granted):
+                self._waits = True  # these give blocks back when the step ends
+                return 0
             later = self.running[self.running.index(request) + 1 :]
             victim = choose_victim(self.config, later)
             if victim is not None:
