@@ -198,10 +198,19 @@ def test_nothing_keeps_it() -> None:
 
 
 def test_a_burst_that_no_number_of_replicas_serves_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.sim.simulate.cheapest.MOST_REPLICAS", 2)
-    searched = Searched(candidates({"l4": 0.8}, ["stored"]), replace(LOAD, arrivals=Arrivals()))
+    monkeypatch.setattr("headrace.sim.simulate.deploy.MOST_REPLICAS", 2)
+    prices = {"t4": 0.1, "l4": 0.8, "a10g": 1.0}
+    searched = Searched(
+        candidates(prices, ["stored"]), replace(LOAD, arrivals=Arrivals()), Promise(ttft=0.03)
+    )
     assert not searched.search.best
-    assert "on l4 with 2 replicas: TTFT p90 is" in searched.search.problem()
+    waits = {}
+    for candidate in searched.search.candidates:
+        served = Service(candidate.deployment, 2).simulation(replace(LOAD, arrivals=Arrivals())).run()
+        waits[candidate.machine.name] = served.ttft.percentile(0.99)
+    nearest = min(waits, key=lambda name: waits[name])
+    assert nearest != searched.search.left_out[0][0].machine.name  # not the one that is tried first
+    assert f"on {nearest} with 2 replicas: TTFT p99 is" in searched.search.problem()
 
 
 def test_a_load_that_is_too_large_is_refused_before_the_work() -> None:

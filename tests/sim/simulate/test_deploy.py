@@ -8,7 +8,10 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.plan.hardware_table import find_hardware
 from headrace.plan.ledger import ledger
-from headrace.sim.simulate.deploy import deploy
+from headrace.sim.simulate.deploy import MOST_BLOCKS, MOST_REPLICAS, deploy
+from headrace.sim.simulate.load import Load, Service
+from headrace.sim.workload.arrivals import Arrivals
+from headrace.sim.workload.sessions import Workload
 
 
 @pytest.mark.parametrize(("model", "copies"), [("shape:deepseek-v2-lite", 4), ("shape:llama-2-7b", 1)])
@@ -32,3 +35,14 @@ def test_each_device_keeps_all_latents_and_its_part_of_the_heads(model: str, cop
 def test_heads_that_devices_cannot_share_are_refused(model: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         deploy(EngineConfig(model), find_hardware("3xl4"))
+
+
+def test_more_replicas_than_memory_holds_are_refused() -> None:
+    load = Load(Workload(), Arrivals(), 1)
+    wide = deploy(EngineConfig("shape:smollm2-135m", num_kv_blocks=131_072), find_hardware("b200"))
+    assert 1 < wide.most_replicas < MOST_REPLICAS and wide.most_replicas * 131_072 <= MOST_BLOCKS
+    Service(wide, wide.most_replicas).simulation(load)
+    with pytest.raises(ConfigError, match=rf"take up to {wide.most_replicas}, or fewer blocks"):
+        Service(wide, wide.most_replicas + 1).simulation(load)
+    small = deploy(EngineConfig("shape:smollm2-135m", num_kv_blocks=1000), find_hardware("b200"))
+    assert small.most_replicas == MOST_REPLICAS

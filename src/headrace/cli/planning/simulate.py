@@ -237,7 +237,10 @@ def _search(args: argparse.Namespace, service: Service, load: Load, notes: list[
         run_simulation(simulation, f"{args.search} {value:g}", at_rate.count, [])
         return simulation.tally
 
-    found = highest_rate(attempt, promise) if of_rate else fewest_replicas(attempt, promise)
+    if of_rate:
+        found = highest_rate(attempt, promise)
+    else:
+        found = fewest_replicas(attempt, promise, service.deployment.most_replicas)
     if found.beyond is not None:
         notes.append(f"{args.search} {found.beyond:.4g} breaks the promise: {found.why}")
     yield Row({args.search: round(found.value, 4)}, found.tally.values())

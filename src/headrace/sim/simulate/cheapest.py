@@ -19,7 +19,7 @@ from headrace.sim.simulate.deploy import Deployment
 from headrace.sim.simulate.load import Load, Service
 from headrace.sim.simulate.requests import Ask, Asks
 from headrace.sim.simulate.run import Simulation
-from headrace.sim.simulate.search import MOST_REPLICAS, Promise, trial
+from headrace.sim.simulate.search import Promise, trial
 from headrace.sim.simulate.tally import Tally
 from headrace.sim.simulate.times import MeteredTimes
 
@@ -156,7 +156,7 @@ class CheapestSearch:
         """Why nothing keeps the promise, and what comes nearest, in a sentence."""
         asked = describe_promise(self.promise)
         if self._crowded:
-            candidate, machines = self._crowded[0]
+            candidate, machines = min(self._crowded, key=self._distance)
             why = self._broken(self._serve(candidate, machines))
             return (
                 f"no setting keeps {asked}; the nearest is {candidate.describe()} with "
@@ -175,6 +175,11 @@ class CheapestSearch:
             f"{_above(tally.tpot.percentile(share))} s"
         )
 
+    def _distance(self, crowded: tuple[Candidate, int]) -> tuple[bool, float]:
+        """How far so many machines are from the promise: less is nearer, and requests that are lost are farthest."""
+        tally = self._trial(*crowded).tally
+        return _lost(tally), _excess(self.promise, tally)
+
     # ---- one candidate ----
 
     def _is_fast(self, candidate: Candidate) -> bool:
@@ -192,7 +197,7 @@ class CheapestSearch:
 
     def _try(self, candidate: Candidate) -> None:
         """Find the fewest machines, if they are not dearer than the best settings."""
-        most = max(1, MOST_REPLICAS // candidate.copies)
+        most = max(1, candidate.deployment.most_replicas // candidate.copies)
         if len(best := self.best) == BEST:
             most = min(most, math.floor(best[-1].cost_per_hour / candidate.price * (1 + 1e-9)))
         if not most:

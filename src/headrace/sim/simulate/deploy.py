@@ -54,6 +54,12 @@ _SETTINGS = (
 )
 
 
+MOST_REPLICAS, FEW_REPLICAS = 1024, 8
+MOST_BLOCKS = 1 << 25
+"""KV blocks of all replicas of a simulation: each takes about 84 bytes before the first request. A few replicas may
+have more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """One engine, ready to be simulated as often as needed. `assumed`: where step times come from, for people.
@@ -99,6 +105,12 @@ class Deployment:
         heads = self.resolved.draft_heads
         most = self.scheduler.max_draft
         return most if heads is None or not heads.count else min(most, heads.count)
+
+    @property
+    def most_replicas(self) -> int:
+        """Engines that one simulation can hold in memory."""
+        blocks = sum(group.num_blocks for group in self.groups)
+        return min(MOST_REPLICAS, max(FEW_REPLICAS, MOST_BLOCKS // blocks))
 
     @property
     def max_model_len(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from headrace.errors import ConfigError
 from headrace.sim.simulate.deploy import Deployment
 from headrace.sim.simulate.executor import Drafts
 from headrace.sim.simulate.failures import Failures
@@ -87,8 +88,13 @@ class Service:
         observer: Observer | None = None,
         progress: Progress | None = None,
     ) -> Simulation:
-        """A simulation that has not run yet."""
+        """A simulation that has not run yet. Raises ConfigError for more replicas than memory holds."""
         deployment, server = self.deployment, self.deployment.profile.server
+        if self.replicas > deployment.most_replicas:
+            raise ConfigError(
+                f"{self.replicas:,} replicas with their KV blocks are too many for one simulation: take up to "
+                f"{deployment.most_replicas:,}, or fewer blocks with --num-kv-blocks"
+            )
         return Simulation(
             load.asks(deployment.scheduler.vocab_size),
             partial(deployment.make_engine, self.drafts), deployment.times,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
+from headrace.sim.simulate.deploy import MOST_REPLICAS
 from headrace.sim.simulate.load import Load, Service
 from headrace.sim.simulate.run import Simulation
 from headrace.sim.simulate.tally import Distribution, Tally
@@ -14,7 +15,6 @@ from headrace.sim.workload.slo import SLO
 Attempt = Callable[[float], Tally]
 """Simulates a rate, or a number of replicas."""
 
-MOST_REPLICAS = 1024
 LONGEST_WAIT_S = 10.0
 """For the first token, where the promise has no limit for it: a queue that grows breaks one about TPOT alone, too."""
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e6
@@ -113,18 +113,18 @@ def highest_rate(attempt: Attempt, promise: Promise, start: float = 1.0) -> Foun
     return Found(*best, beyond, why)
 
 
-def fewest_replicas(attempt: Attempt, promise: Promise) -> Found:
+def fewest_replicas(attempt: Attempt, promise: Promise, most: int = MOST_REPLICAS) -> Found:
     """Double the number until the promise is kept, then bisect.
 
-    Raises ConfigError where MOST_REPLICAS do not keep it.
+    Raises ConfigError where `most` do not keep it.
     """
     count, below, why = 1, 0, None
     tally = attempt(count)
     while (broken := promise.broken(tally)) is not None:
-        if count >= MOST_REPLICAS:
+        if count >= most:
             raise ConfigError(f"{count} replicas do not keep this promise: {broken}")
         below, why = count, broken
-        count *= 2
+        count = min(2 * count, most)
         tally = attempt(count)
     best = count, tally
     while best[0] - below > 1:
