@@ -55,6 +55,8 @@ def test_an_unchanged_file_is_not_sent_again(tiny: TinyServer) -> None:
     again = tiny.http.get("/page/app.js", headers={"If-None-Match": first.headers["etag"]})
     assert again.status_code == 304 and again.content == b""
     assert tiny.http.get("/page/app.js", headers={"If-None-Match": '"other"'}).status_code == 200
+    for given in (f"W/{first.headers['etag']}", f'"other", {first.headers["etag"]}', "*"):
+        assert tiny.http.get("/page/app.js", headers={"If-None-Match": given}).status_code == 304
 
 
 def test_the_policy_allows_no_other_origin(tiny: TinyServer) -> None:

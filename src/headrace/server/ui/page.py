@@ -90,6 +90,8 @@ async def page_file(name: str, request: Request) -> Response:
 
 def _answer(file: PageFile, request: Request) -> Response:
     headers = HEADERS | {"ETag": file.tag}
-    if request.headers.get("if-none-match") == file.tag:
+    # Proxies that compress make a tag weak (W/"..."); tags are compared as if all were (RFC 9110, 13.1.2).
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.tag in known or known == ["*"]:
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)
