@@ -166,6 +166,17 @@ def test_a_damaged_repository(hub: Hub, cache: Path) -> None:
     assert not (cache / "models--org--gguf").exists()
 
 
+def test_a_damaged_name_of_a_revision(hub: Hub, cache: Path) -> None:
+    fetch("org/gguf:Q8_0")
+    (ref,) = cache.glob("models--*/refs/main")
+    ref.write_bytes(b"\xff")
+    for call in (read_cache, lambda folder: plan_removal(folder, "org/gguf")):
+        with pytest.raises(ModelError, match=f"cannot be read: {ref} is damaged, and may be deleted"):
+            call(cache)
+    fetch("org/gguf:Q8_0")
+    assert list(listed(cache)) == ["org/gguf:Q8_0"]
+
+
 def test_other_things_in_the_cache(cache: Path) -> None:
     (cache / "datasets--org--data" / "snapshots" / ("a" * 40)).mkdir(parents=True)
     (cache / "models--org--pickled" / "snapshots" / ("a" * 40)).mkdir(parents=True)

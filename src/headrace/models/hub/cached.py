@@ -132,6 +132,16 @@ def _scan(folder: Path) -> HFCacheInfo | None:
         return scan_cache_dir(folder)
     except OSError as error:
         raise ModelError(f"the hub's cache {folder} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:  # of a damaged file, which stops the scan of all repositories
+        raise ModelError(f"the hub's cache {folder} cannot be read: {_damaged_ref(folder)}") from error
+
+
+def _damaged_ref(folder: Path) -> str:
+    """Which file names no commit, and what to do."""
+    for path in sorted(folder.glob("*/refs/**/*")):
+        if path.is_file() and not path.read_bytes().isascii():
+            return f"{path} is damaged, and may be deleted"
+    return "a file of it is damaged"
 
 
 def _models(repo: CachedRepoInfo, revision: CachedRevisionInfo) -> Iterator[CachedModel]:

@@ -204,7 +204,7 @@ def _write_ref(target: Target, reference: Reference) -> None:
     path = target.folder / "refs" / revision
     fresh = target.folder / f".ref-{os.getpid()}-{threading.get_ident()}"
     with suppress(OSError):  # a cache that can only be read
-        if path.is_file() and path.read_text() == target.listing.commit:
+        if path.is_file() and path.read_bytes() == target.listing.commit.encode():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh.write_text(target.listing.commit)
