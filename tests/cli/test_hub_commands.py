@@ -140,6 +140,13 @@ def test_an_unfinished_download_is_listed(
     assert main(["list"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("org/plain: 2.00 KiB of an unfinished download; ")
+    assert last.endswith(" rm org/plain` deletes it") and " pull org/plain` completes it, " in last
+    (tmp_path / "my cache" / "models--bad").mkdir(parents=True)
+    assert main(["list", "--download-dir", str(tmp_path / "my cache")]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]  # no owner, so pull would refuse it
+    assert "pull" not in last and last.endswith(
+        f" rm bad --download-dir '{tmp_path / 'my cache'}'` deletes it"
+    )
 
 
 @pytest.mark.long

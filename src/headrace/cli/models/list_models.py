@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +49,10 @@ def run(args: argparse.Namespace) -> int:
     print(table(rows, right=frozenset({3})))
     for left in cache.leftovers:
         what = f"{format_bytes(left.bytes)} of an unfinished download" if left.bytes else left.why
-        print(
-            typed(
-                f"{left.repository}: {what}; `headrace pull {left.repository}` completes it, `headrace rm` deletes it"
-            )
-        )
+        where = ["--download-dir", args.download_dir] if args.download_dir else []
+        pull, rm = (shlex.join(["headrace", word, left.repository, *where]) for word in ("pull", "rm"))
+        completes = f"`{pull}` completes it, " if "/" in left.repository else ""
+        print(typed(f"{left.repository}: {what}; {completes}`{rm}` deletes it"))
     return 0
 
 
