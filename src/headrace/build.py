@@ -101,7 +101,13 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
     source = open_source(source)
     stored = with_context(stored_spec(source), config.max_model_len)
     machine = machine or this_machine()
-    found = find_drafters(config, source, stored)
+    found = find_drafters(
+        config.speculative,
+        source,
+        stored,
+        max_model_len=config.max_model_len,
+        download_dir=config.download_dir,
+    )
     config = replace(config, speculative=found.option)
     resolved = resolve(
         config,

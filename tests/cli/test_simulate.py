@@ -271,6 +271,7 @@ def test_routers_are_those_that_there_are() -> None:
         (["--rate", "1", "2", "--timeline", "x"], "give one --rate"),
         (["--rate", "inf", "--duration", "5"], "takes --num-prompts"),
         (["--speculative", "smaller"], "there is no model 'smaller'"),
+        (["--speculative", "tale-medusa"], "are for"),
         (["--speculative", "shape:llama-68m"], "both need the same vocabulary"),
         (["--speculative", "ngram", "--speculative-tree-nodes", "8"], "trees of drafts are not simulated"),
         (["--hardware", "2xl4"], "cannot share the 3 KV heads"),

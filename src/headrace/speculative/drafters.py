@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.config import EngineConfig
 from headrace.models.draft_layers import DraftLayers
 from headrace.models.mtp import find_mtp
 from headrace.models.rope import with_context
@@ -16,8 +15,9 @@ from headrace.models.stored import StoredWeights, open_source, stored_spec
 from headrace.plan.draft_methods import AUTO, MTP, draft_model_name
 from headrace.plan.drafts import DraftHeads
 from headrace.speculative.auto import found_drafters
+from headrace.speculative.base_model import BaseModel
 from headrace.speculative.eagle_layers import eagle_layers
-from headrace.speculative.heads import describe_heads, heads_folder, is_heads
+from headrace.speculative.heads import check_sizes, describe_heads, heads_folder, is_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,20 @@ class Drafters:
     files: StoredWeights | None = None
 
 
-def find_drafters(config: EngineConfig, source: ModelSource, spec: ModelSpec) -> Drafters:
-    """What drafts for the model `source`, whose spec this is, under a config.
+def find_drafters(
+    option: str | None,
+    source: ModelSource,
+    spec: ModelSpec,
+    *,
+    max_model_len: int | None = None,
+    download_dir: str | None = None,
+) -> Drafters:
+    """What drafts for the model `source`, whose spec this is. The options are those of EngineConfig: `speculative`
+    first.
 
     Raises ConfigError and ModelError where there is no such drafter, or it is none for this model.
     """
-    option, why, mtp = config.speculative, None, None
+    why, mtp = None, None
     if option == AUTO:
         found = found_drafters(source, spec)
         option, why, mtp = found.drafters, found.why, found.mtp
@@ -55,9 +63,10 @@ def find_drafters(config: EngineConfig, source: ModelSource, spec: ModelSpec) ->
         return Drafters(option, why, layers=layers, files=files)
     if is_heads(name):
         folder = heads_folder(name)
+        check_sizes(folder, BaseModel(source.name, spec.vocab_size, spec.hidden_size))
         eagle = eagle_layers(folder, spec)
         if eagle is None:
             return Drafters(option, why, folder, heads=describe_heads(folder))
         return Drafters(option, why, folder, layers=eagle, files=StoredWeights(Checkpoint(folder)))
-    draft = open_source(resolve_model(name, HubOptions(download_dir=config.download_dir)))
-    return Drafters(option, why, draft, with_context(stored_spec(draft), config.max_model_len))
+    draft = open_source(resolve_model(name, HubOptions(download_dir=download_dir)))
+    return Drafters(option, why, draft, with_context(stored_spec(draft), max_model_len))

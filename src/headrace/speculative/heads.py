@@ -148,6 +148,16 @@ def eagle_layer(folder: Path, hidden_size: int) -> EagleLayer | None:
     return _eagle_layer(ConfigReader(section, f"{SECTION} of config.json"), hidden_size)
 
 
+def check_sizes(folder: Path, base: BaseModel) -> None:
+    """Raise ConfigError where a folder's config says that its heads are for a model of other sizes."""
+    section = (read_json(folder / "config.json") or {}).get(SECTION)
+    if not isinstance(section, Mapping):
+        return
+    for name in _SIZES:
+        if isinstance(need := section.get(name), int):
+            _check_size(folder, str(section.get("model", "another model")), name, need, base)
+
+
 def describe_heads(folder: Path) -> DraftHeads:
     """What a plan needs to know of a folder's heads, from its config and the headers of its files. `load_heads` checks
     what they are."""
@@ -232,15 +242,22 @@ class _Tensors:
         return values
 
 
+_SIZES = ("vocab_size", "hidden_size")
+
+
+def _check_size(folder: Path, trained_for: str, name: str, need: int, base: BaseModel) -> None:
+    if need != getattr(base, name):
+        raise ConfigError(
+            f"the draft heads in {folder} are for {trained_for!r:.100}, which has {name} {need}; "
+            f"{base.name} has {getattr(base, name)}"
+        )
+
+
 def _check_base(folder: Path, reader: ConfigReader, tensors: _Tensors, base: BaseModel) -> None:
     """Raise ConfigError unless the heads are those of the model."""
     trained_for = reader.text("model", "another model")
-    for name, have in (("vocab_size", base.vocab_size), ("hidden_size", base.hidden_size)):
-        if (need := reader.integer(name, 1, 1 << 30)) != have:
-            raise ConfigError(
-                f"the draft heads in {folder} are for {trained_for!r:.100}, which has {name} {need}; "
-                f"{base.name} has {have}"
-            )
+    for name in _SIZES:
+        _check_size(folder, trained_for, name, reader.integer(name, 1, 1 << 30), base)
     if base.sample is None or not tensors.has(SAMPLE_TENSOR):
         return
     rows = tensors.get(SAMPLE_TENSOR, base.sample.shape)

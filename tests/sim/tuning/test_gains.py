@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from headrace.config import EngineConfig
 from headrace.plan.hardware_table import find_hardware
 from headrace.sim.planner.model import from_spec, open_model
 from headrace.sim.planner.speed import Speeds
+from headrace.sim.tuning.checklist import checklist
+from headrace.sim.tuning.formula import USUAL, Formula
 from headrace.sim.tuning.gains import (
     ACCEPTANCE,
     DRAFTS,
@@ -18,6 +18,7 @@ from headrace.sim.tuning.gains import (
     planned_drafts,
     speculation_gain,
 )
+from headrace.sim.tuning.goal import Goal
 from headrace.sim.tuning.trials import Settings, Trials
 from headrace.speculative.drafters import Drafters
 from tests.sim.tuning.machines import WIDE, machine_of
@@ -27,10 +28,10 @@ SETTINGS = Settings(8, "auto", 512, "off", None)
 
 @pytest.mark.parametrize("drafter", ["auto", "tale", "tale-medusa", "tale-eagle"])
 def test_drafting_costs_what_the_drafter_costs(drafter: str) -> None:
-    config = EngineConfig("tale", speculative=drafter)
+    config = EngineConfig("tale")
     model = open_model("tale")
     speed = Speeds().of(footprint_of(model, config, WIDE, "auto"))
-    drafts = planned_drafts(drafters_of(model, config), speed)
+    drafts = planned_drafts(drafters_of(model, config, drafter), speed)
     assert drafts is not None
     free, priced = speculation_gain(speed, 1, 200), speculation_gain(speed, 1, 200, drafts)
     assert 0 < priced < free
@@ -40,12 +41,12 @@ def test_drafting_costs_what_the_drafter_costs(drafter: str) -> None:
 
 def test_what_is_looked_up_or_not_here_costs_nothing() -> None:
     shape = open_model("shape:smollm2-135m")
-    config = EngineConfig(shape.name, speculative="auto")
-    assert drafters_of(shape, config).option == "ngram"
-    assert drafters_of(shape, replace(config, speculative=None)) == Drafters()
-    assert drafters_of(from_spec("a spec", shape.spec), config) == Drafters("ngram")
+    config = EngineConfig(shape.name)
+    assert drafters_of(shape, config, "auto").option == "ngram"
+    assert drafters_of(shape, config, None) == Drafters()
+    assert drafters_of(from_spec("a spec", shape.spec), config, "auto") == Drafters("ngram")
     speed = Speeds().of(footprint_of(shape, config, WIDE, "auto"))
-    assert planned_drafts(drafters_of(shape, config), speed) is None
+    assert planned_drafts(drafters_of(shape, config, "auto"), speed) is None
 
 
 def test_verifying_reads_the_kv_of_a_sequence_once() -> None:
@@ -64,3 +65,13 @@ def test_trials_count_the_steps_of_the_drafter() -> None:
     }
     assert seconds["ngram"] < seconds["auto"] < seconds["tale"]
     assert seconds["auto"] < seconds[None] < seconds["tale"]
+
+
+def test_evicted_tokens_exclude_drafts() -> None:
+    config = EngineConfig("tale", kv_eviction="snapkv", kv_eviction_budget=64)
+    model = open_model("tale")
+    formula = Formula(config, frozenset(), Goal.parse("latency"), model, WIDE, Speeds(), True)
+    assert not formula.open.speculative and formula.guess().settings.speculative is None
+    found = checklist(config, model, WIDE, Speeds(), USUAL, "a test")
+    (item,) = [one for one in found.items if one.technique == "speculation"]
+    assert item.state == "not for you" and item.gain is None

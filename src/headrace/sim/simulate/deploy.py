@@ -161,7 +161,13 @@ def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
     if config.hf_overrides:
         source = replace(source, config={**source.config, **config.hf_overrides})
     stored = with_context(stored_spec(source), config.max_model_len)
-    drafters = find_drafters(config, source, stored)
+    drafters = find_drafters(
+        config.speculative,
+        source,
+        stored,
+        max_model_len=config.max_model_len,
+        download_dir=config.download_dir,
+    )
     config = _drafting_chains(config, drafters)
     here = hardware.name == THIS
     machine = this_machine() if here else _together(hardware)

@@ -239,7 +239,12 @@ class _Maker:
     # ---- the rest ----
 
     def _speculation(self) -> Item:
-        drafters = drafters_of(self.model, replace(self.config, speculative=self.config.speculative or AUTO))
+        if self.config.kv_eviction != "off":
+            return Item(
+                "speculation", "not for you", None, "output tokens/s", "drafts cannot be taken back after an eviction",
+                "nothing",
+            )  # fmt: skip
+        drafters = drafters_of(self.model, self.config, self.config.speculative or AUTO)
         gain = speculation_gain(self.speed, self.batch, self.context, planned_drafts(drafters, self.speed))
         name = draft_model_name(drafters.option)
         who = "looked up" if name is None else f"of {name}"

@@ -73,7 +73,7 @@ class Formula:
             both,
             "max_num_batched_tokens" not in given and self.chunked,
             "step_time_budget" not in given,
-            "speculative" not in given,
+            "speculative" not in given and config.kv_eviction == "off",
         )
         self.types = ("auto", "int8") if both else (config.kv_cache_dtype,)
         self.by_type = {kv: self._speed(kv) for kv in self.types}
@@ -81,7 +81,7 @@ class Formula:
     @cached_property
     def drafters(self) -> Drafters:
         """What drafts where the choice is open."""
-        return drafters_of(self.model, replace(self.config, speculative=AUTO))
+        return drafters_of(self.model, self.config, AUTO)
 
     def guess(self) -> Guess:
         """The best by the formula; of a promise that it cannot keep, one sequence at a time."""

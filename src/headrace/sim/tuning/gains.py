@@ -24,14 +24,21 @@ ACCEPTANCE, DRAFTS = 0.6, 3
 `headrace bench speculative` measures the first one."""
 
 
-def drafters_of(model: PlannedModel, config: EngineConfig) -> Drafters:
-    """What drafts for a model under a config: n-grams, as far as is known, where its files are not here yet."""
-    if config.speculative is None:
+def drafters_of(model: PlannedModel, config: EngineConfig, option: str | None) -> Drafters:
+    """What drafts for a model with this option `speculative`: n-grams, as far as is known, where its files are not here
+    yet. The other options are the config's."""
+    if option is None:
         return Drafters()
     if model.source is None:
         return Drafters(NGRAM)
     try:
-        return find_drafters(config, model.source, model.spec)
+        return find_drafters(
+            option,
+            model.source,
+            model.spec,
+            max_model_len=config.max_model_len,
+            download_dir=config.download_dir,
+        )
     except FilesMissing:
         return Drafters(NGRAM)
 

@@ -140,7 +140,7 @@ class Trials:
         if known is None:
             config = settings.put_into(self._config)
             if config.speculative not in self._drafters:
-                self._drafters[config.speculative] = drafters_of(self._model, config)
+                self._drafters[config.speculative] = drafters_of(self._model, config, config.speculative)
             drafters = self._drafters[config.speculative]
             known = deploy_spec(config, self._model.spec, self._machine, self._profile, drafters)
             self._deployments[settings] = known
