@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.plan.units import format_bytes, format_count, parse_bytes
+from headrace.plan.units import format_bytes, format_count, parse_bytes, round_up
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,19 @@ def test_format_reads_back_close(size: int) -> None:
 
 def test_count() -> None:
     assert format_count(1100048384) == "1,100,048,384"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "rounded"),
+    [
+        (0.0, 3, 0.0), (-1.0, 2, 0.0), (0.07, 3, 0.07), (0.0271234, 2, 0.028), (0.0271234, 3, 0.0272), (1.0, 2, 1.0),
+        (99.91, 3, 100.0), (1234.5, 2, 1300.0),
+    ],
+)  # fmt: skip
+def test_round_up(value: float, digits: int, rounded: float) -> None:
+    assert round_up(value, digits) == rounded
+
+
+@given(st.floats(1e-9, 1e9), st.integers(1, 6))
+def test_what_is_rounded_up_is_not_less(value: float, digits: int) -> None:
+    assert value * (1 - 1e-8) <= round_up(value, digits) <= value * (1 + 1.01 * 10.0 ** (1 - digits))

@@ -1,7 +1,8 @@
-"""Sizes as text: parsing and printing."""
+"""Sizes and times as text: parsing, rounding and printing."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from headrace.errors import ConfigError
@@ -60,3 +61,12 @@ def format_count(count: int) -> str:
 def milliseconds(seconds: float) -> str:
     """A time in milliseconds, with a decimal below 100: 0.0123 -> "12.3 ms"."""
     return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def round_up(value: float, digits: int) -> float:
+    """The smallest number of so many significant digits that is not less, as far as floats go: a limit that is printed
+    so can be kept. 0 for one that is not above 0."""
+    if value <= 0:
+        return 0.0
+    places = digits - 1 - math.floor(math.log10(value))
+    return round(math.ceil(value * 10.0**places - 1e-9) / 10.0**places, places)

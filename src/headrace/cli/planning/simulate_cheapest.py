@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from headrace.config import EngineConfig
     from headrace.plan.hardware import Hardware
     from headrace.sim.simulate.candidates import Refused
-    from headrace.sim.simulate.cheapest import CheapestSearch, Setting
+    from headrace.sim.simulate.cheapest import CheapestSearch
     from headrace.sim.simulate.deploy import Deployment
     from headrace.sim.simulate.load import Load
     from headrace.sim.simulate.run import Simulation
+    from headrace.sim.simulate.setting import Setting
     from headrace.sim.simulate.tally import Tally
 
 ALL = "all"
@@ -233,15 +234,13 @@ def _config(
 def _text(
     args: argparse.Namespace, search: CheapestSearch, commands: list[str], left_out: dict[str, str]
 ) -> str:
-    from headrace.sim.simulate.cheapest import describe_promise
-
     load = search.load
     what = f"requests of {args.trace}" if args.trace else describe_lengths(load.workload)
     rate = load.arrivals.rate_per_s
     pace = "" if args.trace else " all at once" if rate == float("inf") else f" at {rate:g} a second"
     lines = [
         f"{args.model}{pace}: {what}",
-        f"promised: {describe_promise(search.promise)}",
+        f"promised: {search.promise.describe()}",
         "",
         "Cheapest settings",
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.plan.eviction import check_eviction
 from headrace.plan.hardware import Hardware
 from headrace.plan.hardware_table import HARDWARE, THIS
-from headrace.plan.units import format_bytes
+from headrace.plan.units import format_bytes, round_up
 from headrace.sim.planner.formats import formats_of, kv_types, restore, store
 from headrace.sim.planner.memory import Footprint, Placement, allowed
 from headrace.sim.planner.model import PlannedModel
@@ -172,17 +171,9 @@ def _missed(promise: Promise, nearest: Setting) -> str:
     ]
     return (
         f"no setting keeps {' and '.join(asked)}; the nearest is {describe(nearest)} with a batch of "
-        f"{nearest.point.batch}: a TTFT of {_above(nearest.point.ttft_s)} s and a TPOT of "
-        f"{_above(nearest.point.tpot_s)} s"
+        f"{nearest.point.batch}: a TTFT of {round_up(nearest.point.ttft_s, 3):.3g} s and a TPOT of "
+        f"{round_up(nearest.point.tpot_s, 3):.3g} s"
     )
-
-
-def _above(seconds: float) -> str:
-    """Rounded up, so that asking for what is printed succeeds."""
-    if seconds <= 0:
-        return "0"
-    step = 10.0 ** (math.floor(math.log10(seconds)) - 2)
-    return f"{math.ceil(seconds / step) * step:.3g}"
 
 
 def _does_not_fit(question: Question, smallest: Footprint) -> str:

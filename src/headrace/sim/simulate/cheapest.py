@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import ConfigError
-from headrace.sim.planner.money import DAY_S, HOUR_S, MILLION
+from headrace.plan.units import round_up
 from headrace.sim.simulate.candidates import Candidate
 from headrace.sim.simulate.deploy import Deployment
 from headrace.sim.simulate.load import Load, Service
 from headrace.sim.simulate.requests import Ask, Asks
 from headrace.sim.simulate.run import Simulation
 from headrace.sim.simulate.search import Promise, trial
+from headrace.sim.simulate.setting import Setting
 from headrace.sim.simulate.tally import Tally
 from headrace.sim.simulate.times import MeteredTimes
 
@@ -35,63 +36,6 @@ _GAP_S = 1e4
 
 Run = Callable[[Simulation, str], Tally]
 """Runs a simulation, which is described in a few words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """The fewest machines of a candidate that keep the promise.
-
-    requests_per_s: turns of conversations included. prompt_share: of the time of busy engines. fewer: what one machine
-    fewer breaks; None where there is one machine, and until the search has ended.
-    """
-
-    candidate: Candidate
-    machines: int
-    tally: Tally
-    requests_per_s: float
-    prompt_share: float
-    fewer: str | None = None
-
-    @property
-    def replicas(self) -> int:
-        return self.machines * self.candidate.copies
-
-    @property
-    def cost_per_hour(self) -> float:
-        """Of whole machines, idle time included."""
-        return self.machines * self.candidate.price
-
-    @property
-    def requests_per_day(self) -> float:
-        return self.requests_per_s * DAY_S
-
-    @property
-    def within(self) -> float:
-        """The share of requests that kept every limit."""
-        return self.tally.within / max(1, self.tally.sent)
-
-    @property
-    def cost_per_million_output(self) -> float:
-        """Of output tokens: the part of the machines' price that decoding has of the busy time."""
-        return self._cost(1 - self.prompt_share, self.tally.output_tokens)
-
-    @property
-    def cost_per_million_input(self) -> float:
-        """Of prompt tokens, those from the prefix cache included."""
-        return self._cost(self.prompt_share, self.tally.prompt_tokens)
-
-    def _cost(self, share: float, tokens: int) -> float:
-        per_s = self.requests_per_s * tokens / max(1, self.tally.answered)
-        return MILLION * share * self.cost_per_hour / HOUR_S / per_s if per_s else 0.0
-
-    def values(self) -> dict[str, float]:
-        """The figures of a row of results."""
-        return self.tally.values() | {
-            "cost_per_hour": self.cost_per_hour,
-            "cost_per_million_output": self.cost_per_million_output,
-            "cost_per_million_input": self.cost_per_million_input,
-            "requests_per_day": self.requests_per_day,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +78,7 @@ class CheapestSearch:
     def best(self) -> tuple[Setting, ...]:
         """The cheapest settings of different machines and formats, best first. Of equal cost, wider weights are better,
         and then fewer devices an engine."""
-        return tuple(sorted(self._found.values(), key=_rank)[:BEST])
+        return tuple(sorted(self._found.values(), key=lambda one: one.rank)[:BEST])
 
     def search(self) -> None:
         """Try every candidate."""
@@ -154,7 +98,7 @@ class CheapestSearch:
 
     def problem(self) -> str:
         """Why nothing keeps the promise, and what comes nearest, in a sentence."""
-        asked = describe_promise(self.promise)
+        asked = self.promise.describe()
         if self._crowded:
             candidate, machines = min(self._crowded, key=self._distance)
             why = self._broken(self._serve(candidate, machines))
@@ -171,8 +115,8 @@ class CheapestSearch:
         share = self.promise.share
         return (
             f"no setting keeps {asked}; the nearest is {nearest.describe()}: of requests that are alone, "
-            f"{share * 100:g} % have a TTFT of {_above(tally.ttft.percentile(share))} s and a TPOT of "
-            f"{_above(tally.tpot.percentile(share))} s"
+            f"{share * 100:g} % have a TTFT of {round_up(tally.ttft.percentile(share), 3):.3g} s and a TPOT of "
+            f"{round_up(tally.tpot.percentile(share), 3):.3g} s"
         )
 
     def _distance(self, crowded: tuple[Candidate, int]) -> tuple[bool, float]:
@@ -215,7 +159,7 @@ class CheapestSearch:
         per_s = self._per_s or one.tally.answered / max(1e-9, one.tally.last_s)
         setting = Setting(candidate, count, one.tally, per_s, one.prompt_share)
         key = (candidate.machine.label, candidate.format)
-        if key not in self._found or _rank(setting) < _rank(self._found[key]):
+        if key not in self._found or setting.rank < self._found[key].rank:
             self._found[key] = setting
 
     def _trial(self, candidate: Candidate, machines: int) -> _Trial:
@@ -306,17 +250,6 @@ def fewest(keeps: Callable[[int], bool], start: int, most: int) -> int | None:
     return high if high <= most else None
 
 
-def describe_promise(promise: Promise) -> str:
-    """A promise in words."""
-    limits = [
-        f"a {name} of {limit:g} s"
-        for name, limit in (("TTFT", promise.ttft), ("TPOT", promise.tpot))
-        if limit is not None
-    ]
-    each = "each " if len(limits) > 1 else ""
-    return f"{' and '.join(limits)} {each}for {promise.share * 100:g} % of the requests"
-
-
 @dataclass(frozen=True, slots=True)
 class _Alone:
     """The first requests of others, so far apart that each is alone; satisfies `requests.Asks`."""
@@ -389,11 +322,6 @@ def _name(candidate: Candidate, replicas: int) -> str:
     return f"{candidate.describe()}, {replicas:,} {'replica' if replicas == 1 else 'replicas'}"
 
 
-def _rank(setting: Setting) -> tuple[float, ...]:
-    candidate = setting.candidate
-    return (setting.cost_per_hour, -candidate.weight_bytes, candidate.tp, -setting.within)
-
-
 def _lost(tally: Tally) -> bool:
     return bool(tally.refused or tally.failed or not tally.answered)
 
@@ -402,11 +330,3 @@ def _excess(promise: Promise, tally: Tally) -> float:
     """How many times the worst of its times is longer than promised."""
     limits = ((promise.slo.ttft, tally.ttft), (promise.tpot, tally.tpot))
     return max(pool.percentile(promise.share) / limit for limit, pool in limits if limit is not None)
-
-
-def _above(seconds: float) -> str:
-    """Rounded up to three digits."""
-    if seconds <= 0:
-        return "0"
-    step = 10.0 ** (math.floor(math.log10(seconds)) - 2)
-    return f"{math.ceil(seconds / step) * step:.3g}"

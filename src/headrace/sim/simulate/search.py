@@ -36,6 +36,16 @@ class Promise:
         """The limits of one request."""
         return SLO(LONGEST_WAIT_S if self.ttft is None else self.ttft, self.tpot)
 
+    def describe(self) -> str:
+        """In words."""
+        limits = [
+            f"a {name} of {limit:g} s"
+            for name, limit in (("TTFT", self.ttft), ("TPOT", self.tpot))
+            if limit is not None
+        ]
+        each = "each " if len(limits) > 1 else ""
+        return f"{' and '.join(limits)} {each}for {self.share * 100:g} % of the requests"
+
     def is_lost(self, tally: Tally, requests: float) -> bool:
         """Whether so many of about `requests` were outside of `slo`, by which the tally counts, that one of the two
         limits is broken whatever comes."""

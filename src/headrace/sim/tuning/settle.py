@@ -15,6 +15,7 @@ from headrace.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.plan.draft_methods import draft_model_name
 from headrace.plan.hardware import Hardware, Machine
+from headrace.plan.units import round_up
 from headrace.sim.planner.model import PlannedModel
 from headrace.sim.planner.speed import Point, Speeds, Traffic
 from headrace.sim.tuning.choose import Chooser, Chosen, PromiseBroken, Tried, excess, promise_of
@@ -209,8 +210,8 @@ def _refusal(
 ) -> str:
     near = Goal(
         PROMISE,
-        None if goal.ttft_s is None else _up(max(goal.ttft_s, ROOM * nearest.ttft_s)),
-        None if goal.tpot_s is None else _up(max(goal.tpot_s, ROOM * nearest.tpot_s)),
+        None if goal.ttft_s is None else round_up(max(goal.ttft_s, ROOM * nearest.ttft_s), 2),
+        None if goal.tpot_s is None else round_up(max(goal.tpot_s, ROOM * nearest.tpot_s), 2),
     )
     return (
         f"this machine cannot keep --for {goal} for {SHARE:.0%} of requests with {config.model:.80}, by simulation of "
@@ -240,9 +241,3 @@ def _hint(
         if excess(goal, found) <= 1:
             return f", and with --quantization {format} the promise can be kept"
     return ""
-
-
-def _up(seconds: float) -> float:
-    """Rounded up to two digits."""
-    scale = 10.0 ** (1 - math.floor(math.log10(seconds)))
-    return round(math.ceil(seconds * scale) / scale, 6)
