@@ -190,6 +190,15 @@ class CostModel:
             total += self.step_s((SliceShape(count, at, 1 if at + count == end else 0),))
         return total
 
+    def verifying_s(self, batch: int, context: int, drafts: int) -> float:
+        """Seconds of a step that verifies so many drafts of each of `batch` sequences of `context` tokens."""
+        if not drafts:
+            return self.decode_s(batch, context)
+        part, rows = SliceShape(1 + drafts, context, 1 + drafts), batch * (1 + drafts)
+        total = self._tokens(rows) + self._logits(rows) + self._engine_s(rows, batch, 0)
+        total += batch * sum(self._prompt_attention_s(one, part) for one in self._attends)
+        return total + sum(self._state_s(layout, rows, batch)[0] for layout in self._recurrent)
+
     def head_s(self, rows: int) -> float:
         """Seconds of the head alone, for so many rows."""
         return self._matrices(("logits",), rows)

@@ -127,6 +127,37 @@ def steady_work(batch: int, context: int, drafts: int) -> DraftWork:
     return DraftWork((read,), tuple((batch, batch * (context + at + 1)) for at in range(1, drafts)))
 
 
+class PayingLength:
+    """How many tokens to draft for each of the sequences that decode: as many as give the most tokens a second. The
+    engine settles there when it has measured what drafts cost and how often they are right.
+
+    acceptance: the share of drafted tokens that are right, each given that those before it are; most: tokens of a
+    draft; drafts: None costs nothing."""
+
+    def __init__(self, target: CostModel, drafts: DraftCost | None, acceptance: float, most: int) -> None:
+        self._target, self._drafts, self._most = target, drafts, most
+        self._expected = [sum(acceptance**depth for depth in range(length + 1)) for length in range(most + 1)]
+        self._lengths: dict[tuple[int, int], int] = {}  # by batch and bits of the context
+
+    def __call__(self, batch: int, context: int) -> int:
+        """For `batch` sequences of about `context` tokens; 0 where no draft pays."""
+        key = batch, context.bit_length()
+        if key not in self._lengths:
+            middle = 3 << max(0, key[1] - 2)  # of the contexts with so many bits
+            rates = [
+                self._expected[length] / self._seconds(batch, middle, length)
+                for length in range(self._most + 1)
+            ]
+            self._lengths[key] = rates.index(max(rates))
+        return self._lengths[key]
+
+    def _seconds(self, batch: int, context: int, length: int) -> float:
+        drafting_s = 0.0
+        if length and self._drafts is not None:
+            drafting_s = self._drafts.seconds(steady_work(batch, context, length))
+        return self._target.verifying_s(batch, context, length) + drafting_s
+
+
 def _step_cost(profile: Profile, share: float) -> StepCost:
     """Of a drafter. What a data sheet's GPU waits for between its steps is the processor of its machine."""
     step = profile.step if profile.source == "measured" else CPU_STEP

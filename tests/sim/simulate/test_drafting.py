@@ -9,12 +9,14 @@ import pytest
 
 from headrace.build import EngineParts, survey
 from headrace.config import EngineConfig
+from headrace.core.params import SamplingParams
+from headrace.core.types import NewSequence, SeqSlice, SliceResult, StepPlan, StepResult
 from headrace.errors import ConfigError
 from headrace.plan.hardware_table import find_hardware
 from headrace.plan.ledger import ledger
 from headrace.runner.executor import ModelExecutor
 from headrace.runner.step import Step
-from headrace.sim.draft_cost import DraftWork, steady_work
+from headrace.sim.draft_cost import DraftWork, PayingLength, steady_work
 from headrace.sim.simulate.deploy import Deployment, deploy
 from headrace.sim.simulate.drafting import DraftKind, DraftReads
 from headrace.sim.simulate.executor import Drafts
@@ -98,17 +100,22 @@ def test_drafters_read_and_draft_as_in_an_engine(drafter: str, kind: DraftKind) 
     assert preempted and accepted and rejected and cut
 
 
-def deployed(drafter: str | None, model: str = "shape:llama-3.2-3b", drafts: int = 4) -> Deployment:
-    options = {} if drafter is None else {"speculative": drafter, "num_speculative_tokens": drafts}
-    return deploy(EngineConfig(model, max_model_len=1024, **options), find_hardware("h100"))  # type: ignore[arg-type]
+def deployed(
+    drafter: str | None, model: str = "shape:llama-3.2-3b", drafts: int = 4, *, adaptive: bool = False
+) -> Deployment:
+    config = EngineConfig(model, max_model_len=1024, adaptive_speculation=adaptive)
+    if drafter is not None:
+        config = replace(config, speculative=drafter, num_speculative_tokens=drafts)
+    return deploy(config, find_hardware("h100"))
 
 
 def tpot_s(deployment: Deployment, acceptance: float = 0.8) -> float:
     drafts = Drafts(deployment.most_drafts, acceptance) if deployment.most_drafts else None
     simulation = Service(deployment, drafts=drafts).simulation(Load(CHAT, Arrivals(2.0), 16))
     tally = simulation.run()
-    assert tally.answered == 16 and (simulation.drafting_s > 0) == (deployment.draft_cost is not None)
-    assert simulation.drafting_s < simulation.busy_s
+    assert tally.answered == 16 and 0 <= simulation.drafting_s < simulation.busy_s
+    if not deployment.resolved.adaptive_speculation:
+        assert (simulation.drafting_s > 0) == (deployment.draft_cost is not None)
     return tally.tpot.percentile(0.5)
 
 
@@ -121,6 +128,41 @@ def test_a_drafter_pays_by_its_size() -> None:
     assert looked_up < tpot_s(small) < tpot_s(large)
     tiny = deployed("tale-draft", "tale", drafts=3)
     assert tpot_s(tiny) < 0.95 * tpot_s(deployed(None, "tale"))
+
+
+def test_as_many_are_drafted_as_pay() -> None:
+    """With adaptive speculation a drafter that does not pay drafts little, and one that pays what is worth most."""
+    plain, large = tpot_s(deployed(None)), deployed("shape:llama-3.2-3b", adaptive=True)
+    assert 0.95 * plain < tpot_s(large) < 1.005 * plain
+    small = deployed("ngram", drafts=9, adaptive=True)
+    assert tpot_s(small) < 0.6 * plain
+    lengths = PayingLength(small.cost, None, 0.8, 9)
+    for batch, context in ((1, 100), (512, 300)):
+        rates = {
+            drafts: sum(0.8**depth for depth in range(drafts + 1))
+            / small.cost.verifying_s(batch, 384, drafts)
+            for drafts in range(10)
+        }
+        if context == 300:  # 384 is in the middle of the contexts with so many bits
+            assert lengths(batch, context) == max(rates, key=rates.__getitem__) < 9
+    assert lengths(1, 100) == 9 and PayingLength(small.cost, None, 0.0, 9)(1, 100) == 0
+    shape = (SliceShape(4, 384, 4),) * 7
+    assert small.cost.verifying_s(7, 384, 3) == pytest.approx(small.cost.step_s(shape), rel=1e-12)
+    assert small.cost.verifying_s(7, 384, 0) == small.cost.decode_s(7, 384)
+
+
+def test_what_is_not_read_while_drafting_rests() -> None:
+    """A model reads it when it drafts again, layers never."""
+    new = NewSequence(SamplingParams(max_tokens=50), tuple(range(30)), 30, 0, frozenset())
+    prompt = StepPlan(1, (SeqSlice(1, tuple(range(30)), 0, sample=True, new=new),))
+    token = StepPlan(2, (SeqSlice(1, (7,), 30, sample=True),))
+    first, second = SliceResult(1, (7,)), SliceResult(1, (8,), draft=(9, 9))
+    kinds: tuple[DraftKind, ...] = ("model", "layers")
+    for kind, start in zip(kinds, (0, 30), strict=True):
+        reads = DraftReads(kind, 512)
+        assert reads.after(prompt, StepResult(1, (first,)), rests=True) == DraftWork()
+        work = reads.after(token, StepResult(2, (second,)))
+        assert work.reads == ((SliceShape(32 - start, start, 1),),) and work.rounds == ((1, 33),)
 
 
 def test_drafts_are_priced_by_the_cost_model_of_the_drafter() -> None:

@@ -58,7 +58,8 @@ def test_verifying_reads_the_kv_of_a_sequence_once() -> None:
 
 
 def test_trials_count_the_steps_of_the_drafter() -> None:
-    trials = Trials(EngineConfig("tale"), open_model("tale"), machine_of(WIDE), Speeds().profile_of(WIDE))
+    config = EngineConfig("tale", adaptive_speculation=False)
+    trials = Trials(config, open_model("tale"), machine_of(WIDE), Speeds().profile_of(WIDE))
     seconds = {
         name: trials.at_low_rate(SETTINGS.vary(speculative=name), 0.5).answer_s
         for name in (None, "ngram", "auto", "tale")

@@ -10,7 +10,7 @@ from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
 from headrace.core.engine import Engine
 from headrace.core.policy import SchedulerConfig
-from headrace.core.types import KVGroupSpec
+from headrace.core.types import KVGroupSpec, StepPlan, StepResult
 from headrace.errors import ConfigError, DoesNotFit
 from headrace.models.families import weight_names
 from headrace.models.rope import with_context
@@ -29,7 +29,7 @@ from headrace.plan.units import format_bytes
 from headrace.program.lower import lower
 from headrace.program.records import Program
 from headrace.sim.cost import CostModel
-from headrace.sim.draft_cost import DraftCost, make_draft_cost
+from headrace.sim.draft_cost import DraftCost, PayingLength, make_draft_cost
 from headrace.sim.machine import profile_here
 from headrace.sim.online import OnlineCost
 from headrace.sim.planner.formats import Stored, store
@@ -88,7 +88,10 @@ class Deployment:
             budget = TimeBudget(OnlineCost(self.cost), most, seconds if isinstance(seconds, float) else None)
         engine = Engine(self.scheduler, self.groups, prefix_caching=self.prefix_caching, step_budget=budget)
         source = SyntheticTokens(self.scheduler.vocab_size, drafts)
-        return engine, SimulatedExecutor(source, self._drafting())
+        lengths = None
+        if drafts is not None and self.resolved.adaptive_speculation:
+            lengths = PayingLength(self.cost, self.draft_cost, drafts.acceptance, drafts.most)
+        return engine, SimulatedExecutor(source, self._drafting(), lengths)
 
     def _drafting(self) -> Drafting | None:
         """Prices the drafting of one engine."""
@@ -97,7 +100,11 @@ class Deployment:
             return None
         model, most = self.resolved.draft_model, self.scheduler.max_num_batched_tokens
         reads = DraftReads("heads" if model is None else "layers" if model.layers else "model", most)
-        return lambda plan, result: cost.seconds(reads.after(plan, result))
+
+        def drafting(plan: StepPlan, result: StepResult, *, rests: bool) -> float:
+            return cost.seconds(reads.after(plan, result, rests=rests))
+
+        return drafting
 
     @property
     def most_drafts(self) -> int:
@@ -142,7 +149,9 @@ class Deployment:
         most = self.most_drafts
         if not most:
             return None
-        what = f"drafts: always chains of {most}, where the engine adapts their length unless --no-adaptive-speculation"
+        what = f"drafts: chains of {most}"
+        if self.resolved.adaptive_speculation:
+            what = f"drafts: chains of up to {most}, as many as pay by the acceptance rate and the step times"
         if self.draft_cost is None:
             return f"{what}; they are looked up, which takes no time here"
         size = self.resolved.draft_model or self.resolved.draft_heads

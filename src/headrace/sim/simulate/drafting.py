@@ -1,7 +1,7 @@
 """What a drafter computes after each step of a simulated engine: which tokens it reads, and which it drafts.
 
-It follows `speculative.model`, `speculative.eagle` and `speculative.medusa` token by token. Every sequence gets as many
-drafts as there is room for, as with `adaptive_speculation` off.
+It follows `speculative.model`, `speculative.eagle` and `speculative.medusa` token by token. While drafting rests
+nothing is read; a model reads it when it is asked again.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ class DraftReads:
         self._kind, self._most_tokens = kind, most_tokens
         self._sequences: dict[int, _Sequence] = {}
 
-    def after(self, plan: StepPlan, result: StepResult) -> DraftWork:
-        """What follows one step with these results, its drafts among them."""
+    def after(self, plan: StepPlan, result: StepResult, *, rests: bool = False) -> DraftWork:
+        """What follows one step with these results, its drafts among them. rests: none are asked for."""
         for number in plan.released:
             self._sequences.pop(number, None)
         parts = {part.request_id: part for part in result.results}
         found = [self._drafted(work, parts[work.request_id]) for work in plan.slices]
+        if rests:
+            for work, one in zip(plan.slices, found, strict=True):
+                self._pass_over(work, parts[work.request_id], one)
+            return DraftWork()
         pieces: list[SliceShape] = []
         for work, one in zip(plan.slices, found, strict=True):
             pieces += self._unread(work, parts[work.request_id], one)
@@ -66,6 +70,13 @@ class DraftReads:
         computed = work.start + len(work.tokens) - rejected
         length = work.start + work.known + len(part.tokens)
         return _Drafted(length, computed, len(part.draft))
+
+    def _pass_over(self, work: SeqSlice, part: SliceResult, one: _Drafted) -> None:
+        known = self._sequences[work.request_id]
+        if self._kind == "model":
+            self._confirm(known, work, part)
+        else:  # layers have no states to read these tokens with
+            known.stored = max(known.stored, one.computed)
 
     def _unread(self, work: SeqSlice, part: SliceResult, one: _Drafted) -> Iterator[SliceShape]:
         """What the drafter reads of a sequence, whole."""

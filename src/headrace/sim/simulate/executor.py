@@ -77,17 +77,29 @@ def answer(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     return (prompt[-1],) * count
 
 
-Drafting = Callable[[StepPlan, StepResult], float]
-"""Seconds that drafting takes after a step with this result."""
+Lengths = Callable[[int, int], int]
+"""How many tokens to draft for so many sequences of so many tokens each."""
+
+
+class Drafting(Protocol):
+    """Seconds that drafting takes after a step with this result; rests: no drafts were asked for."""
+
+    def __call__(self, plan: StepPlan, result: StepResult, *, rests: bool) -> float: ...
 
 
 class SimulatedExecutor:
-    """Satisfies `core.executor.Executor` with a token source. `drafting_s`: seconds of drafting after the last step."""
+    """Satisfies `core.executor.Executor` with a token source. `drafting_s`: seconds of drafting after the last step.
 
-    def __init__(self, source: TokenSource, drafting: Drafting | None = None) -> None:
+    lengths: None drafts as many tokens as there is room for.
+    """
+
+    def __init__(
+        self, source: TokenSource, drafting: Drafting | None = None, lengths: Lengths | None = None
+    ) -> None:
         self.source = source
         self.drafting_s = 0.0
-        self._drafting = drafting
+        self._drafting, self._lengths = drafting, lengths
+        self._most: float = math.inf  # drafts of a sequence after this step
         self._ends: dict[int, float] = {}  # length of each sequence when its request has all of its tokens
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -95,9 +107,19 @@ class SimulatedExecutor:
         for number in plan.released:
             self.source.release(number)
             self._ends.pop(number, None)
+        if self._lengths is not None:
+            self._most = self._length(plan, self._lengths)
         result = StepResult(plan.step_id, tuple(map(self._run, plan.slices)))
-        self.drafting_s = 0.0 if self._drafting is None else self._drafting(plan, result)
+        self.drafting_s = 0.0
+        if self._drafting is not None:
+            self.drafting_s = self._drafting(plan, result, rests=not self._most)
         return result
+
+    @staticmethod
+    def _length(plan: StepPlan, lengths: Lengths) -> int:
+        """For the sequences of a step that decode in the next one."""
+        ends = [work.start + work.known for work in plan.slices if work.sample]
+        return lengths(len(ends), sum(ends) // len(ends)) if ends else 0
 
     def _run(self, work: SeqSlice) -> SliceResult:
         number = work.request_id
@@ -117,5 +139,5 @@ class SimulatedExecutor:
             right += 1
         emitted = tuple(sampled[: right + 1])
         length += len(emitted)
-        room = min(work.room, self._ends[number] - length - 1)  # the last token is never drafted
+        room = min(work.room, self._most, self._ends[number] - length - 1)  # the last token is never drafted
         return SliceResult(number, emitted, self.source.draft(number, length, max(0, int(room))))
