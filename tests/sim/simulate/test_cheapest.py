@@ -111,7 +111,7 @@ def test_what_is_too_slow_alone_is_simulated_once() -> None:
     assert out.machine.name == "t4" and "that are alone, TPOT p90" in why
 
 
-def test_what_is_dearer_is_not_simulated_under_load() -> None:
+def test_what_costs_more_is_not_simulated_under_load() -> None:
     searched = Searched(candidates({"l4": 0.8, "h100": 50.0}, ["stored", "int8", "fp8"]))
     assert {one.candidate.machine.name for one in searched.search.best} == {"l4"}
     assert all(name.endswith("alone") for name in searched.names if "h100" in name)

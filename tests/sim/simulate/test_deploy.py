@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.config import EngineConfig
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, DoesNotFit
 from headrace.plan.hardware_table import find_hardware
 from headrace.plan.ledger import ledger
 from headrace.sim.simulate.deploy import MOST_BLOCKS, MOST_REPLICAS, deploy
@@ -46,3 +46,16 @@ def test_more_replicas_than_memory_holds_are_refused() -> None:
         Service(wide, wide.most_replicas + 1).simulation(load)
     small = deploy(EngineConfig("shape:smollm2-135m", num_kv_blocks=1000), find_hardware("b200"))
     assert small.most_replicas == MOST_REPLICAS
+
+
+def test_sizes_that_count_what_fewer_bits_save_say_so() -> None:
+    """Memory of 133 GiB is no device's."""
+    config = EngineConfig("shape:llama-3.1-70b", quantization="int4-a16", max_num_seqs=8, max_model_len=2048)
+    with pytest.raises(
+        DoesNotFit, match=r"of 133 GiB, .* both count the 96\.\d GiB that fewer bits save on NVIDIA A100"
+    ):
+        deploy(config, find_hardware("a100-40g"))
+    plain = EngineConfig("shape:llama-2-13b", max_num_seqs=8)
+    with pytest.raises(DoesNotFit) as refused:
+        deploy(plain, find_hardware("l4"))
+    assert "fewer bits" not in str(refused.value)

@@ -140,7 +140,7 @@ class CheapestSearch:
         return alone.broken is None
 
     def _try(self, candidate: Candidate) -> None:
-        """Find the fewest machines, if they are not dearer than the best settings."""
+        """Find the fewest machines, if they cost no more than the best settings."""
         most = max(1, candidate.deployment.most_replicas // candidate.copies)
         if len(best := self.best) == BEST:
             most = min(most, math.floor(best[-1].cost_per_hour / candidate.price * (1 + 1e-9)))

@@ -180,12 +180,12 @@ def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
     config = _drafting_chains(config, drafters)
     here = hardware.name == THIS
     machine = this_machine() if here else _together(hardware)
-    weights = draft_memory = None
+    weights, draft_memory, saved = None, None, 0
     if hardware.kind == "cuda" and (config.quantization or config.speculative_quantization) is not None:
         weights, draft_memory, saved = _rounded(config, stored, drafters, hardware)
         machine = replace(machine, memory_available=machine.memory_available + saved)
         config = replace(config, quantization=None, speculative_quantization=None)
-    resolved = _resolve(config, stored, machine, drafters)
+    resolved = _resolve(config, stored, machine, drafters, saved)
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
     programs = [lower(spec, weight_names(spec))]
     _check_shards(programs[0], hardware, "this model")
@@ -194,7 +194,7 @@ def deploy(config: EngineConfig, hardware: Hardware) -> Deployment:
         _check_shards(programs[1], hardware, resolved.draft_model.name)
     if hardware.count > 1 and any(map(_is_latent, programs)):
         machine = _with_copies_of_kv(spec, resolved, machine, hardware.count)
-        resolved = _resolve(config, stored, machine, drafters)
+        resolved = _resolve(config, stored, machine, drafters, saved)
     if draft_memory is not None and resolved.draft_model is not None:
         resolved = replace(resolved, draft_model=replace(resolved.draft_model, memory=draft_memory))
     profile, assumed = Profile.of_hardware(hardware), "its data sheet"
@@ -262,9 +262,20 @@ def _drafting_chains(config: EngineConfig, drafters: Drafters) -> EngineConfig:
     return replace(config, speculative=drafters.option, speculative_tree_nodes=0 if trees else None)
 
 
-def _resolve(config: EngineConfig, stored: ModelSpec, machine: Machine, drafters: Drafters) -> ResolvedConfig:
-    """The engine's plan, as the engine makes it."""
-    return resolve(config, stored, machine, draft=drafters.spec, heads=drafters.heads, layers=drafters.layers)
+def _resolve(
+    config: EngineConfig, stored: ModelSpec, machine: Machine, drafters: Drafters, saved: int = 0
+) -> ResolvedConfig:
+    """The engine's plan, as the engine makes it. saved: bytes by which the machine's memory and the weights are both
+    planned larger than they are, see `_rounded`."""
+    try:
+        return resolve(
+            config, stored, machine, draft=drafters.spec, heads=drafters.heads, layers=drafters.layers
+        )
+    except DoesNotFit as error:
+        if not saved:
+            raise
+        counted = f"weights and memory both count the {format_bytes(saved)} that fewer bits save"
+        raise DoesNotFit(f"{error} ({counted} on {machine.name})") from None
 
 
 def _rounded(
