@@ -72,8 +72,10 @@ def test_the_fewest_machines_that_keep_the_promise() -> None:
     assert any(one.machines > 1 for one in best)
     for one in best:
         assert searched.broken(one.candidate, one.machines) is None
-        less = searched.broken(one.candidate, one.machines - 1) if one.machines > 1 else None
-        assert (less is not None) == (one.machines > 1) and less == one.fewer
+        if one.machines > 1:
+            assert searched.broken(one.candidate, one.machines - 1) is not None
+        assert (one.fewer is None) == (one.machines == 1)
+        assert one.fewer is None or "s were promised, of the first " in one.fewer
 
 
 def test_costs_add_up_to_the_price_of_the_machines() -> None:
@@ -122,8 +124,7 @@ def test_equal_engines_are_simulated_once() -> None:
     assert [(one.machine.label, one.tp, one.copies) for one in found] == [("l4", 1, 1), ("2xl4", 1, 2)]
     searched = Searched(found)
     assert sum("alone" in name for name in searched.names) == 1
-    loaded = [name for name in searched.names if "alone" not in name]
-    assert len(loaded) <= len(set(loaded)) + 2  # what one machine fewer breaks is simulated to the end
+    assert len(searched.names) == len(set(searched.names)) == searched.search.simulations
 
 
 def test_of_equal_cost_more_bits_are_better() -> None:
@@ -184,7 +185,7 @@ def test_an_interrupted_search_keeps_what_it_found() -> None:
     with pytest.raises(KeyboardInterrupt):
         search.search()
     (one,) = search.best
-    assert one.fewer is None and any(name.startswith(one.candidate.describe()) for name in names)
+    assert any(name.startswith(one.candidate.describe()) for name in names)
 
 
 def test_nothing_keeps_it() -> None:

@@ -91,23 +91,18 @@ class CheapestSearch:
         for candidate in sorted(fast, key=lambda one: self._estimate(one) * one.price):
             self._try(candidate)
             self.done += 1
-        for key, one in self._found.items():
-            if one.machines > 1 and one in self.best:
-                fewer = self._broken(self._serve(one.candidate, one.machines - 1))
-                self._found[key] = replace(one, fewer=fewer)
 
     def problem(self) -> str:
         """Why nothing keeps the promise, and what comes nearest, in a sentence."""
         asked = self.promise.describe()
         if self._crowded:
             candidate, machines = min(self._crowded, key=self._distance)
-            why = self._broken(self._serve(candidate, machines))
             return (
                 f"no setting keeps {asked}; the nearest is {candidate.describe()} with "
-                f"{machines * candidate.copies:,} replicas: {why}"
+                f"{machines * candidate.copies:,} replicas: {self._lost(candidate, machines)}"
             )
         known = [(one, self._alone[one.engine].tally) for one in self.candidates if one.engine in self._alone]
-        able = [(_excess(self.promise, tally), one, tally) for one, tally in known if not _lost(tally)]
+        able = [(_excess(self.promise, tally), one, tally) for one, tally in known if not _failed(tally)]
         if not able:
             candidate, why = self.left_out[0]
             return f"no setting serves this load; {candidate.describe()}: {why}"
@@ -122,7 +117,7 @@ class CheapestSearch:
     def _distance(self, crowded: tuple[Candidate, int]) -> tuple[bool, float]:
         """How far so many machines are from the promise: less is nearer, and requests that are lost are farthest."""
         tally = self._trial(*crowded).tally
-        return _lost(tally), _excess(self.promise, tally)
+        return _failed(tally), _excess(self.promise, tally)
 
     # ---- one candidate ----
 
@@ -157,7 +152,8 @@ class CheapestSearch:
             return
         one = self._trial(candidate, count)
         per_s = self._per_s or one.tally.answered / max(1e-9, one.tally.last_s)
-        setting = Setting(candidate, count, one.tally, per_s, one.prompt_share)
+        fewer = self._lost(candidate, count - 1) if count > 1 else None
+        setting = Setting(candidate, count, one.tally, per_s, one.prompt_share, fewer)
         key = (candidate.machine.label, candidate.format)
         if key not in self._found or setting.rank < self._found[key].rank:
             self._found[key] = setting
@@ -177,11 +173,10 @@ class CheapestSearch:
             self._trials[key] = _Trial(tally, self._broken(tally), share)
         return self._trials[key]
 
-    def _serve(self, candidate: Candidate, machines: int) -> Tally:
-        """The whole load, even where the promise is lost before its end: percentiles are those of all requests."""
-        service = replace(self._service(candidate.deployment), replicas=machines * candidate.copies)
-        simulation = service.simulation(self._sized(candidate), self.promise.slo)
-        return self._simulate(simulation, _name(candidate, service.replicas))
+    def _lost(self, candidate: Candidate, machines: int) -> str:
+        """What a number of machines that was tried breaks. A simulation stops when the promise is lost."""
+        one = self._trial(candidate, machines)
+        return f"{one.broken}, of the first {one.tally.answered:,} requests"
 
     def _simulate(self, simulation: Simulation, name: str) -> Tally:
         self.simulations += 1
@@ -322,7 +317,7 @@ def _name(candidate: Candidate, replicas: int) -> str:
     return f"{candidate.describe()}, {replicas:,} {'replica' if replicas == 1 else 'replicas'}"
 
 
-def _lost(tally: Tally) -> bool:
+def _failed(tally: Tally) -> bool:
     return bool(tally.refused or tally.failed or not tally.answered)
 
 

@@ -14,7 +14,7 @@ class Setting:
     """The fewest machines of a candidate that keep the promise.
 
     requests_per_s: turns of conversations included. prompt_share: of the time of busy engines. fewer: what one machine
-    fewer breaks; None where there is one machine, and until the search has ended.
+    fewer breaks; None where there is one machine.
     """
 
     candidate: Candidate
@@ -22,7 +22,7 @@ class Setting:
     tally: Tally
     requests_per_s: float
     prompt_share: float
-    fewer: str | None = None
+    fewer: str | None
 
     @property
     def replicas(self) -> int:
