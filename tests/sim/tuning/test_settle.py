@@ -75,7 +75,10 @@ def test_drafts_follow_from_what_verifying_costs(small: PlannedModel) -> None:
     assert settled("latency", small, WIDE).config.speculative == "auto"
     compute_bound = replace(SLOW, bandwidth=4e12)
     found = settled("throughput", small, compute_bound)
-    assert found.config.speculative is None and "speculation gives 0." in found.reasons["speculative"]
+    assert found.config.speculative is None
+    assert "speculation gives about the tokens/s of no speculation" in found.reasons["speculative"]
+    always = settled("throughput", small, compute_bound, adaptive_speculation=False)
+    assert always.config.speculative is None and "speculation gives 0." in always.reasons["speculative"]
 
 
 def test_a_promise_is_kept_with_the_most_requests(small: PlannedModel) -> None:
