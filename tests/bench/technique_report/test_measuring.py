@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -10,14 +11,22 @@ from tests import needs
 
 needs.native()
 
+from headrace.bench.measure import run_workload  # noqa: E402
 from headrace.bench.model.subject import load_subject  # noqa: E402
 from headrace.bench.report import Row  # noqa: E402
 from headrace.bench.technique_report import attention_child  # noqa: E402
 from headrace.bench.technique_report.kv_memory import kv_rows  # noqa: E402
 from headrace.bench.technique_report.quality import quality_rows  # noqa: E402
 from headrace.bench.technique_report.sections import SECTION, SECTIONS  # noqa: E402
-from headrace.bench.technique_report.techniques import technique_rows, techniques  # noqa: E402
+from headrace.bench.technique_report.techniques import (  # noqa: E402
+    Recording,
+    drafted,
+    predicted_rates,
+    technique_rows,
+    techniques,
+)
 from headrace.bench.technique_report.traffic import Sizes, batch_rows, chunking_rows, prefix_rows, prompt_rows  # noqa: E402
+from headrace.bench.technique_report.workload import requests  # noqa: E402
 from headrace.config import EngineConfig  # noqa: E402
 from headrace.sim.profile import Profile  # noqa: E402
 
@@ -57,12 +66,31 @@ def test_exact_techniques_give_the_same_answers_and_each_is_compared_with_one_be
     exact = {row.labels["technique"]: row.values["same_answers"] for row in rows[1:]}
     changed = ("int8 weights", "int4 weights", "int8 KV cache", "all together")
     assert all(same == 1.0 for name, same in exact.items() if name not in changed)
-    unpredicted = {row.labels["technique"] for row in rows if "predicted_tokens_per_s" not in row.values}
-    assert unpredicted == {"drafts", "all together"}  # the cost model knows no drafting
+    assert all("predicted_tokens_per_s" in row.values for row in rows)
     assert rows[3].values["cost_per_million"] == pytest.approx(1000 / rows[3].values["output_tokens_per_s"])
     # Weights of fewer bits are smaller, and a contiguous cache holds less than it reserves.
     sizes = {row.labels["technique"]: row.values["weight_bytes"] for row in rows}
     assert sizes["int4 weights"] < sizes["int8 weights"] < sizes["prefix caching"]
+
+
+def test_predictions_count_the_steps_of_the_drafter() -> None:
+    """The same shapes of the model's steps, with drafts after them and without."""
+    subject = load_subject(EngineConfig("tale", speculative="tale-draft", max_num_seqs=4, max_model_len=512))
+    recording = Recording(subject.parts.executor)
+    arrivals = requests(3, subject.parts.tokenizer, subject.vocab_size, rate_per_s=1e6)
+    run = run_workload(subject.parts.engine, recording, arrivals)
+    shapes, resolved = [step.shape for step in run.steps], subject.parts.resolved
+    drafts = drafted(resolved, recording.steps)
+    assert drafts is not None and sum(one.drafted for one in drafts) == sum(
+        len(part.draft) for _, result in recording.steps for part in result.results
+    )
+    free, priced = (
+        predicted_rates(subject, shapes, run.output_tokens, PROFILE, one)["predicted_tokens_per_s"]
+        for one in ((), drafts)
+    )
+    assert 0.5 * free < priced < free
+    assert drafted(replace(resolved, speculative="ngram,tale-draft"), recording.steps) is None
+    assert predicted_rates(subject, shapes, run.output_tokens, PROFILE, None) == {}
 
 
 def test_traffic() -> None:

@@ -32,9 +32,10 @@ _ALL = (
             "chats after one system prompt (random tokens where a model has no chat template), with answers of "
             "long-tailed length, all in the queue within a fifth of the run. Every way has the same KV memory. The "
             "fastest of up to four runs counts.",
-            "Predicted is what the cost model says for the steps that ran; formula is the plain roofline for the same "
-            "steps; neither knows what drafting costs. The same answers: the share of requests with the same tokens as "
-            "the row that it is compared with.",
+            "Predicted is what the cost model says for the steps that ran, those of a drafter included; formula is the "
+            "plain roofline for the same steps, where no drafter runs. Neither is known where n-grams and a drafter "
+            "take turns. The same answers: the share of requests with the same tokens as the row that it is compared "
+            "with.",
         ),
         (
             "output_tokens_per_s", "gain", "predicted_tokens_per_s", "formula_tokens_per_s", "ttft_p50_s",

@@ -19,8 +19,11 @@ from headrace.config import EngineConfig
 from headrace.core.executor import Executor
 from headrace.core.types import StepPlan, StepResult
 from headrace.plan.ledger import ledger
+from headrace.plan.resolved import ResolvedConfig
 from headrace.sim.cost import CostModel
+from headrace.sim.draft_cost import DraftWork, make_draft_cost
 from headrace.sim.profile import Profile
+from headrace.sim.simulate.drafting import DraftReads, draft_kind
 from headrace.sim.work import StepShape
 
 ROWS_S = 2.0
@@ -71,14 +74,17 @@ def techniques(drafter: str) -> tuple[Technique, ...]:
 
 
 class Recording:
-    """Forwards steps and keeps the tokens of each request, by its number. Satisfies `Executor`."""
+    """Forwards steps and keeps them with their results, and the tokens of each request by its number. Satisfies
+    `Executor`."""
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
+        self.steps: list[tuple[StepPlan, StepResult]] = []
         self.tokens: dict[int, list[int]] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = self.inner.execute(plan)
+        self.steps.append((plan, result))
         for one in result.results:
             if one.tokens:
                 self.tokens.setdefault(one.request_id, []).extend(one.tokens)
@@ -87,10 +93,11 @@ class Recording:
 
 @dataclass(slots=True)
 class Served:
-    """What one technique did: its run, and the tokens of each request in the order of arrival."""
+    """What one technique did: its run, the tokens of each request in the order of arrival, and its steps."""
 
     run: Measured
     answers: list[list[int]] = field(default_factory=list)
+    steps: list[tuple[StepPlan, StepResult]] = field(default_factory=list)
 
 
 def technique_rows(
@@ -169,7 +176,8 @@ def _serve(subject: Subject, arrivals: Sequence[Arrival], runs: int, seconds: fl
     while not found or (len(found) < runs and time.monotonic() < end):
         recording = Recording(subject.parts.executor)
         run = run_workload(engine, recording, _renamed(arrivals, str(len(found))))
-        found.append(Served(run, [tokens for _, tokens in sorted(recording.tokens.items())]))
+        answers = [tokens for _, tokens in sorted(recording.tokens.items())]
+        found.append(Served(run, answers, recording.steps))
     return min(found, key=lambda one: one.run.wall_s)
 
 
@@ -191,11 +199,7 @@ def _row(
         "output_tokens_per_s": run.output_rate,
         "mean_batch": run.mean_batch,
         "weight_bytes": float(ledger(subject.parts.spec, resolved).weight_bytes),
-        **(
-            {}
-            if "speculative" in way.options
-            else predicted_rates(subject, shapes, run.output_tokens, profile)
-        ),
+        **predicted_rates(subject, shapes, run.output_tokens, profile, drafted(resolved, served.steps)),
         **costs(run.output_rate, price_per_hour),
     }
     if run.kv_used:
@@ -214,15 +218,45 @@ def _row(
     return Row(labels, values)
 
 
+def drafted(resolved: ResolvedConfig, steps: Sequence[tuple[StepPlan, StepResult]]) -> list[DraftWork] | None:
+    """What a drafter computed after these steps, nothing where tokens are looked up; None where it is not known which
+    of several drafted, or trees were."""
+    if resolved.speculative_tree_nodes or "," in (resolved.speculative or ""):
+        return None
+    kind = draft_kind(resolved)
+    if kind is None:
+        return []
+    reads = DraftReads(kind, resolved.max_num_batched_tokens)
+    return [
+        reads.after(plan, result, rests=_is_decode(plan) and not any(one.draft for one in result.results))
+        for plan, result in steps
+    ]
+
+
+def _is_decode(plan: StepPlan) -> bool:
+    return all(work.sample and len(work.tokens) == 1 + work.num_draft for work in plan.slices)
+
+
 def predicted_rates(
-    subject: Subject, shapes: Sequence[StepShape], tokens: int, profile: Profile | None
+    subject: Subject,
+    shapes: Sequence[StepShape],
+    tokens: int,
+    profile: Profile | None,
+    drafts: Sequence[DraftWork] | None = (),
 ) -> dict[str, float]:
-    """Tokens a second that the cost model and the plain roofline give for the steps that ran."""
-    found = {}
+    """Tokens a second that the cost model and the plain roofline give for the steps that ran. drafts: what was drafted
+    after them, which the roofline does not count; None where that is not known."""
+    found: dict[str, float] = {}
+    if drafts is None:
+        return found
     if profile is not None:
-        model = CostModel(subject.work, profile)
-        found["predicted_tokens_per_s"] = tokens / sum(model.step_s(shape) for shape in shapes)
-    if subject.roofline is not None:
+        model, resolved = CostModel(subject.work, profile), subject.parts.resolved
+        seconds = sum(model.step_s(shape) for shape in shapes)
+        cost = make_draft_cost(resolved.draft_model, resolved.draft_heads, model)
+        if cost is not None:
+            seconds += sum(map(cost.seconds, drafts))
+        found["predicted_tokens_per_s"] = tokens / seconds
+    if subject.roofline is not None and not drafts:
         least = sum(subject.roofline.limit(subject.work.step(shape)).seconds for shape in shapes)
         found["formula_tokens_per_s"] = tokens / least
     return found

@@ -35,7 +35,7 @@ from headrace.sim.online import OnlineCost
 from headrace.sim.planner.formats import Stored, store
 from headrace.sim.planner.model import from_spec
 from headrace.sim.profile import Profile
-from headrace.sim.simulate.drafting import DraftReads
+from headrace.sim.simulate.drafting import DraftReads, draft_kind
 from headrace.sim.simulate.executor import Drafting, Drafts, SimulatedExecutor, SyntheticTokens
 from headrace.sim.simulate.times import CostTimes
 from headrace.sim.step_budget import TimeBudget
@@ -95,11 +95,10 @@ class Deployment:
 
     def _drafting(self) -> Drafting | None:
         """Prices the drafting of one engine."""
-        cost = self.draft_cost
-        if cost is None:
+        cost, kind = self.draft_cost, draft_kind(self.resolved)
+        if cost is None or kind is None:
             return None
-        model, most = self.resolved.draft_model, self.scheduler.max_num_batched_tokens
-        reads = DraftReads("heads" if model is None else "layers" if model.layers else "model", most)
+        reads = DraftReads(kind, self.scheduler.max_num_batched_tokens)
 
         def drafting(plan: StepPlan, result: StepResult, *, rests: bool) -> float:
             return cost.seconds(reads.after(plan, result, rests=rests))

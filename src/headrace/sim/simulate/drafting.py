@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.core.types import NewSequence, SeqSlice, SliceResult, StepPlan, StepResult
+from headrace.plan.resolved import ResolvedConfig
 from headrace.sim.draft_cost import DraftWork
 from headrace.sim.work import SliceShape
 
@@ -34,6 +35,14 @@ class _Drafted:
     length: int
     computed: int
     drafts: int
+
+
+def draft_kind(resolved: ResolvedConfig) -> DraftKind | None:
+    """What drafts under an engine's plan; None where nothing does, or tokens are looked up."""
+    model = resolved.draft_model
+    if model is None:
+        return None if resolved.draft_heads is None else "heads"
+    return "layers" if model.layers else "model"
 
 
 class DraftReads:

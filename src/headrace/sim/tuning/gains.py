@@ -16,7 +16,7 @@ from headrace.sim.planner.formats import AS_STORED, store
 from headrace.sim.planner.memory import Footprint, Placement
 from headrace.sim.planner.model import PlannedModel, from_spec
 from headrace.sim.planner.speed import Speed
-from headrace.sim.work import SliceShape, work_in
+from headrace.sim.work import work_in
 from headrace.speculative.drafters import Drafters, find_drafters
 
 ACCEPTANCE, DRAFTS = 0.6, 3
@@ -67,8 +67,7 @@ def speculation_gain(speed: Speed, batch: int, context: int, drafts: DraftCost |
     """How many times faster tokens come if ACCEPTANCE of the drafted ones are right: the formula of Leviathan et al.
     (2023), with the cost model's time of a step that verifies, and of drafting. drafts: None costs nothing."""
     expected = (1 - ACCEPTANCE ** (DRAFTS + 1)) / (1 - ACCEPTANCE)
-    # The rows of one sequence read its KV together.
-    verifying_s = speed.costs.step_s((SliceShape(DRAFTS + 1, context, DRAFTS + 1),) * batch)
+    verifying_s = speed.costs.verifying_s(batch, context, DRAFTS)
     drafting_s = 0.0 if drafts is None else drafts.seconds(steady_work(batch, context, DRAFTS))
     return expected * speed.decode_s(batch, context) / (verifying_s + drafting_s)
 
