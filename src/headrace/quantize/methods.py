@@ -17,7 +17,6 @@ from headrace.quantize.formats import FORMATS, Format
 from headrace.quantize.fp8 import encode_floats
 from headrace.quantize.gptq import Order, gptq
 from headrace.quantize.hessians import Hessians
-from headrace.quantize.refit import refit
 from headrace.quantize.scheme import rtn
 from headrace.quantize.smoothquant import smooth_factors
 
@@ -77,9 +76,7 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
     "gptq": Method(
-        lambda weight, inputs, scheme, how: refit(
-            weight, gptq(weight, inputs.power, scheme, how.order, how.damping), inputs.power
-        ),
+        lambda weight, inputs, scheme, how: gptq(weight, inputs.power, scheme, how.order, how.damping),
         ordered=True,
     ),
     "awq": Method(
