@@ -33,6 +33,7 @@ from headrace.sim.draft_cost import DraftCost, PayingLength, make_draft_cost
 from headrace.sim.machine import profile_here
 from headrace.sim.online import OnlineCost
 from headrace.sim.planner.formats import Stored, store
+from headrace.sim.planner.memory import GPU_USABLE_PERCENT
 from headrace.sim.planner.model import from_spec
 from headrace.sim.profile import Profile
 from headrace.sim.simulate.drafting import DraftReads, draft_kind
@@ -288,10 +289,10 @@ def _rounded(
     weights, memory, saved = None, None, 0
     if config.quantization is not None:
         weights, saved = _stored(config.model, spec, hardware, config.quantization)
-        if weights.weight_bytes >= hardware.total_memory:
+        if weights.weight_bytes >= _usable(hardware):
             raise DoesNotFit(
                 f"the weights need {format_bytes(weights.weight_bytes)} in {config.quantization}, but "
-                f"{format_bytes(hardware.total_memory)} of memory is available; use a smaller model, or more devices"
+                f"{format_bytes(_usable(hardware))} of memory is available; use a smaller model, or more devices"
             )
     format = config.speculative_quantization or config.quantization
     if drafters.spec is not None and format is not None:
@@ -309,7 +310,14 @@ def _stored(name: str, spec: ModelSpec, hardware: Hardware, format: str) -> tupl
 def _together(hardware: Hardware) -> Machine:
     """The devices of one machine as one, whose memory holds what they share."""
     machine, total = hardware.machine(), hardware.total_memory
-    return replace(machine, name=hardware.title, memory_total=total, memory_available=total)
+    return replace(machine, name=hardware.title, memory_total=total, memory_available=_usable(hardware))
+
+
+def _usable(hardware: Hardware) -> int:
+    """Bytes for weights, activations and KV: of GPUs as much as a plan uses, so that what does not fit there is not
+    simulated."""
+    percent = GPU_USABLE_PERCENT if hardware.kind == "cuda" else 100
+    return hardware.total_memory * percent // 100
 
 
 def _with_copies_of_kv(spec: ModelSpec, resolved: ResolvedConfig, machine: Machine, count: int) -> Machine:
