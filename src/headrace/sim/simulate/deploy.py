@@ -57,7 +57,7 @@ _SETTINGS = (
 
 MOST_REPLICAS, FEW_REPLICAS = 1024, 8
 MOST_BLOCKS = 1 << 25
-"""KV blocks of all replicas of a simulation: each takes about 84 bytes before the first request. A few replicas may
+"""KV blocks of all replicas of a simulation: each takes about 90 bytes before the first request. A few replicas may
 have more."""
 
 
