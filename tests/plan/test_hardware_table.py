@@ -69,7 +69,7 @@ def test_several_in_one_machine() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("h1000", "did you mean h100?"),
+        ("h1000", "did you mean h100? There are this"),
         ("A100-80GiB", "did you mean a100-80g?"),
         ("epyc-9564", "did you mean epyc-9"),
         ("4xa10q", "did you mean a10"),

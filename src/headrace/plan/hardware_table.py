@@ -231,8 +231,8 @@ def _unknown(text: str, name: str) -> str:
     near = difflib.get_close_matches(name, [*HARDWARE_NAMES, *ALIASES], 1, 0.5)
     begun = [known for known in HARDWARE_NAMES if name and known.startswith(name[:3])]
     nearest = ALIASES.get(near[0], near[0]) if near else (begun[0] if begun else None)
-    meant = f"; did you mean {nearest}?" if nearest else "; there are"
-    return f"there is no hardware {text[:40]!r} in the table{meant} {', '.join(HARDWARE_NAMES)}"
+    meant = f"did you mean {nearest}? There" if nearest else "there"
+    return f"there is no hardware {text[:40]!r} in the table; {meant} are {', '.join(HARDWARE_NAMES)}"
 
 
 def this_hardware(machine: Machine | None = None, features: CpuFeatures | None = None) -> Hardware:

@@ -149,6 +149,9 @@ def test_comparison_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
         paths[0].write_text(damaged)
         assert main(["bench", "report", "--compare", *map(str, paths)]) != 0
         assert "not JSON" in capsys.readouterr().err
+    paths[0].write_text("{}")
+    assert main(["bench", "report", "--compare", *map(str, paths)]) != 0
+    assert "a.json: this is no headrace.bench report" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

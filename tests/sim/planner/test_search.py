@@ -202,6 +202,13 @@ def test_prices_that_are_none(text: str) -> None:
         read_prices(text, (H100,))
 
 
+def test_a_price_of_a_machine_that_is_not_asked_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="l4, which is none of the machines asked for: h100"):
+        read_prices("h100=2,l4=1", (H100,))
+    with pytest.raises(ConfigError, match="4xl4, which is none"):
+        read_prices("4xl4=1", (L4,))
+
+
 def test_one_price_for_several_machines() -> None:
     with pytest.raises(ConfigError, match="h100=2,l4="):
         read_prices("2", (H100, L4))

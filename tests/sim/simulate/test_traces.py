@@ -139,8 +139,16 @@ def _written(tmp_path: Path, text: str) -> Path:
         ("a,b\n1,2\n", "TIMESTAMP, ContextTokens, GeneratedTokens"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1\n", "line 2"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-1,2\n", "line 2"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,99999999999,2\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-1,2\n", "-1 tokens: only 0 to"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,10000000,2\n",
+            "line 2 .* has a length of 1",
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,99999999999,2\n",
+            "only 0 to 1,048,576",
+        ),
+        ('{"timestamp": 0, "input_length": 10000000, "output_length": 1}\n', "line 1 .* only 0 to 1,048,576"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03," + "9" * 200_000 + ",2\n", "line 2"),
         ("9" * 200_000 + "\n", "line 1"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),

@@ -87,6 +87,8 @@ def _read(path: Path) -> Report:
         found = Report.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ConfigError as error:  # of two files: which one
+        raise ConfigError(f"{path}: {error}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"{path} is not JSON, so it is not a report") from None
     if found.kind != "report":

@@ -163,4 +163,7 @@ def _machines(text: str) -> tuple[Hardware, ...]:
 
     if text.strip().lower() == ALL:
         return tuple(one.times(count) for one in HARDWARE for count in DEVICE_COUNTS if count <= one.most)
-    return tuple(dict.fromkeys(find_hardware(name) for name in text.split(",")))
+    names = text.split(",")
+    if any(name.strip().lower() == ALL for name in names):
+        raise ConfigError(f"--hardware {ALL} stands alone: leave the other names out")
+    return tuple(dict.fromkeys(find_hardware(name) for name in names))

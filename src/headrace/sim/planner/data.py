@@ -46,6 +46,7 @@ def _model(shown: Shown) -> dict[str, Any]:
         "family": model.spec.family,
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
+        "unsized_codes": model.unsized or None,
         "context": model.spec.max_position,
     }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.errors import ModelNotFound
 from headrace.models.families import read_spec, weight_names
 from headrace.models.hub.fetch import locate
 from headrace.models.hub.reference import parse_reference
+from headrace.models.quantized.methods import quantization_of, read_method
 from headrace.models.safetensors_reader import FilesMissing
 from headrace.models.source import ModelSource, is_at_hand, resolve_model
 from headrace.models.spec import ModelSpec
@@ -21,13 +22,15 @@ from headrace.program.records import Program, WeightRef
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
     """`program` is lowered with every row computed, as `sim.work` counts; `native` as the CPU kernels run it. source:
-    where it comes from, None of a spec alone."""
+    where it comes from, None of a spec alone. unsized: the method whose codes the files hold, where these are not here:
+    the spec has floats in their place; "" for all others."""
 
     name: str
     spec: ModelSpec
     program: Program
     native: Program
     source: ModelSource | None = field(default=None, repr=False, compare=False)
+    unsized: str = ""
 
     @property
     def parameters(self) -> int:
@@ -55,15 +58,17 @@ def open_model(name: str) -> PlannedModel:
     """The model with that name: bundled, a folder, a GGUF file, `shape:NAME` or a hub id.
 
     Of a hub id only the config is fetched, where it is not in the cache. Raises ModelError where there is none, or its
-    family is not implemented.
+    family or the method that it was quantised with is not implemented.
     """
-    source = _source(name)
+    source, unsized = _source(name), ""
     try:
         source = open_source(source)
         spec = stored_spec(source)
     except FilesMissing:  # of the config alone
         spec = read_spec(source.config, source.generation_config)
-    return from_spec(name, spec, source)
+        named = quantization_of(source.config, source.path)
+        unsized = "" if named is None else read_method(*named).name
+    return replace(from_spec(name, spec, source), unsized=unsized)
 
 
 def from_spec(name: str, spec: ModelSpec, source: ModelSource | None = None) -> PlannedModel:

@@ -12,6 +12,8 @@ from headrace.sim.planner.speed import Point, Traffic
 
 HOUR_S, DAY_S, MILLION = 3600.0, 86_400.0, 1_000_000
 LEAST_PRICE, MOST_PRICE = 1e-6, 1e6
+_MOST_NAMED = 8
+"""Machines that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,11 @@ def read_prices(text: str | None, machines: tuple[Hardware, ...]) -> Mapping[str
         label = find_hardware(name).label
         if label in given:
             raise ConfigError(f"--price-per-hour has two prices for {label}: give one of them")
+        if not any(label in (machine.label, machine.name) for machine in machines):
+            asked = ", ".join(machine.label for machine in machines[:_MOST_NAMED])
+            raise ConfigError(
+                f"--price-per-hour has a price for {label}, which is none of the machines asked for: {asked}"
+            )
         given[label] = _price(number)
     return {
         machine.label: given.get(machine.label, given.get(machine.name, 0.0) * machine.count)

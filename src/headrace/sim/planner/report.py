@@ -16,6 +16,8 @@ PRODUCT_NAMES = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp8": "FP8", "i8": "int8", "int4": "int4", "fp4": "FP4",
 }  # fmt: skip
 
+_UNSIZED = "the unquantised row and what follows from it count floats; --formats names others"
+
 
 def plan_report(overview: Overview) -> str:
     """Model, machine, memory, speed, comparisons and the best settings, a section each."""
@@ -78,6 +80,8 @@ def _model(overview: Overview) -> list[tuple[str, str]]:
     if model.active_parameters != model.parameters:
         rows.append(("active a token", format_count(model.active_parameters)))
     rows.append(("context", f"{format_count(model.spec.max_position)} tokens"))
+    if model.unsized:
+        rows.append(("stored as", f"codes of {model.unsized}, whose files are not here: {_UNSIZED}"))
     if eviction is not None:
         kept, newer = format_count(eviction.budget), format_count(eviction.interval)
         what = f"each KV head keeps {kept} tokens of a prompt and up to {newer} newer ones"

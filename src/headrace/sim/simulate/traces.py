@@ -38,6 +38,10 @@ AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE = ("timestamp", "input_length", "output_length")
 
 
+class _OutOfRange(ValueError):
+    """A length that is a number, but not one of a request; says so in words that follow the line's number."""
+
+
 class Entry(NamedTuple):
     """A line: its time in seconds on the file's clock, and lengths in tokens."""
 
@@ -160,6 +164,8 @@ def _azure(path: Path, head: str, lines: Iterator[str]) -> Iterator[Entry]:
             if time.tzinfo is None:  # not this machine's zone, whose clock may jump
                 time = time.replace(tzinfo=UTC)
             entry = Entry(time.timestamp(), number, _length(row[prompt]), _length(row[output]))
+        except _OutOfRange as error:
+            raise _damaged(path, number, str(error)) from None
         except (ValueError, IndexError, OverflowError):
             raise _damaged(path, number, "holds no time and two token counts") from None
         if entry.prompt_tokens:
@@ -184,6 +190,8 @@ def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[Entry]:
             if not all(type(piece) is int and 0 <= piece < MAX_HASH for piece in pieces):
                 raise ValueError
             entry = Entry(_seconds(time), number, _length(prompt), _length(output), pieces)
+        except _OutOfRange as error:
+            raise _damaged(path, number, str(error)) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             raise _damaged(path, number, f"is not a JSON object with {', '.join(MOONCAKE)}") from None
         if entry.prompt_tokens:
@@ -200,12 +208,12 @@ def _seconds(milliseconds: object) -> float:
 
 
 def _length(value: object) -> int:
-    """A number of tokens. Raises ValueError."""
+    """A number of tokens. Raises ValueError, and _OutOfRange for a number that no request can have."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError
     length = int(value)
     if not 0 <= length <= MAX_LEN:
-        raise ValueError
+        raise _OutOfRange(f"has a length of {length:.8g} tokens: only 0 to {MAX_LEN:,} can be simulated")
     return length
 
 
