@@ -53,8 +53,7 @@ struct CodeTile {
     }
 };
 
-constexpr int kCodesAhead = 4096;         // bytes of a panel that are prefetched before they are needed
-constexpr std::size_t kCodesFar = 12288;  // bytes after those, up to which the second cache has them
+constexpr int kCodesAhead = 4096;  // bytes of a panel that are prefetched before they are needed
 
 // Where the codes of a panel's feature k begin; k is a multiple of the format's unit.
 template <class Format>

@@ -103,10 +103,9 @@ struct DirectTile {
     std::size_t out_stride;  // floats
     bool accumulate;
     // What is prefetched: the lines from `ask` on of each panel, `ask_step` bytes further with each 64 bytes of it, and from
-    // `turn` on when the tile reaches span `turn_span`. Where `far` is not 0, also the lines so many bytes after those, into
-    // the second cache, which can wait for more lines at once than the first.
+    // `turn` on when the tile reaches span `turn_span`.
     const std::uint8_t *ask, *turn;
-    std::size_t ask_step, far;
+    std::size_t ask_step;
     int turn_span;
 };
 
@@ -115,8 +114,8 @@ struct DirectTile {
 // each of its own, which do not wait for each other.
 template <class Format, int R, int P>
 HEADRACE_INLINE void add_products(const Format& format, int features, RowPointers& rows, const std::uint8_t*& at,
-                                  std::size_t panel_bytes, const std::uint8_t*& ask, std::size_t ask_step, std::size_t far,
-                                  int& half, I32x16 (&sums)[R][P]) {
+                                  std::size_t panel_bytes, const std::uint8_t*& ask, std::size_t ask_step, int& half,
+                                  I32x16 (&sums)[R][P]) {
     constexpr bool kHalves = Format::kFeatures == 32;
     constexpr int kVectors = kHalves ? 4 : Format::kVectors;  // of a step
     constexpr int kWays = R * P >= 8 || kCodePanels == 1 ? 1 : R * P >= 4 ? 2 : 4;
@@ -142,9 +141,6 @@ HEADRACE_INLINE void add_products(const Format& format, int features, RowPointer
     const auto prefetch = [&]() __attribute__((always_inline)) {
         HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) HEADRACE_PREFETCH(ask + p * panel_bytes);
-            if (far != 0) {
-                HEADRACE_UNROLL for (int p = 0; p < P; ++p) HEADRACE_PREFETCH_L2(ask + p * panel_bytes + far);
-            }
             ask += ask_step;
         }
     };
@@ -198,7 +194,7 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
     const auto to_scales = reinterpret_cast<const char*>(tile.row_scales) - reinterpret_cast<const char*>(tile.row_starts);
     const std::uint8_t *at = tile.codes, *ask = tile.ask;
     const float* side = tile.scales;
-    const std::size_t panel_bytes = tile.weight->panel_bytes, ask_step = tile.ask_step, far = tile.far;
+    const std::size_t panel_bytes = tile.weight->panel_bytes, ask_step = tile.ask_step;
     const int size = tile.weight->span;
     int half = 0;
     for (int left = tile.features, span = 0; left > 0; left -= size, ++span, side += kPanel) {
@@ -214,7 +210,7 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
                 HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r][p] = sums[r][p] * zeros;
             }
         }
-        add_products<Format, R, P>(format, least(size, left), activations, at, panel_bytes, ask, ask_step, far, half, sums);
+        add_products<Format, R, P>(format, least(size, left), activations, at, panel_bytes, ask, ask_step, half, sums);
         F32x16 scales[P];
         if (tile.halves != nullptr) {
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) scales[p] = load_f16(tile.halves + p * tile.halves_stride + span * kPanel);
@@ -252,8 +248,6 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
     const int passes = ceil_div(rows, kMost), features = P == 1 ? kStreamSpans : kPassSpans;
     const std::size_t feature_bytes = w.panel_bytes / w.cols_padded;  // twice the bits of a code
     const int turn = w.cols_padded - static_cast<int>(kCodesAhead / feature_bytes);  // a feature
-    // A pass waits for memory, but not where several rows multiply short codes.
-    const bool waits = passes == 1 && (rows <= kDirectRows || feature_bytes > 8);
     PanelSpans<P> side;
     for (int begin = section.begin, end, span = 0; begin < section.end; span += ceil_div(end - begin, w.span), begin = end) {
         end = least(spans_end(w, begin, features, kPassFeatures), section.end);
@@ -277,18 +271,14 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
                         .scales = side.scales[0][0], .starts = w.zeros == nullptr ? nullptr : side.starts[0][0],
                         .halves = halves, .halves_stride = static_cast<std::size_t>(w.groups) * kPanel,
                         .features = end - begin, .out = tile.out, .out_stride = tile.out_stride, .accumulate = begin > 0,
-                        .ask = codes + kCodesAhead, .turn = next == nullptr ? codes : next, .ask_step = 64,
-                        .far = waits ? kCodesFar : 0, .turn_span = -1};
+                        .ask = codes + kCodesAhead, .turn = next == nullptr ? codes : next, .ask_step = 64, .turn_span = -1};
         if (passes > 1) {
             pass.ask = !last ? codes_of<Format>(w, tile.panel, end) : pass.turn;
             pass.ask_step = last && next == nullptr ? 0 : ceil_div(64, passes);
         } else if (turn < begin && begin > 0) {
             pass.ask = pass.turn + static_cast<std::ptrdiff_t>(feature_bytes) * (begin - turn);
         } else {
-            // From a span's first feature on. What lies before `turn` then was asked for already, as panels follow each other.
-            pass.turn_span = turn < end ? ceil_div(largest(0, turn - begin), w.span) : -1;
-            const int left = w.cols_padded - begin - pass.turn_span * w.span;
-            pass.turn += kCodesAhead - left * static_cast<std::ptrdiff_t>(feature_bytes);
+            pass.turn_span = turn < end ? largest(0, turn - begin) / w.span : -1;
         }
         for (int left = passes, row = 0; left > 0; --left) {
             const int some = ceil_div(rows - row, left);
