@@ -255,6 +255,11 @@ def test_routers_are_those_that_there_are() -> None:
     assert tuple(router.ROUTERS) == ROUTERS
 
 
+def test_a_load_too_large_to_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--search", "replicas", "--rate", "1e6", "--ttft", "1") == 1
+    assert "this load has 60,000,000" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [

@@ -90,6 +90,13 @@ def test_json_brings_back_the_same_profile() -> None:
         {"step": {"step_s": -1.0}},
         {"samples": {"greedy": {"call_s": float("nan")}}},
         {"server": {"request_s": -5}},
+        {"name": {}},
+        {"memory": [[float("inf"), 1e9]]},
+        {"step": {"step_s": 1e300}},
+        {"products": {"int4": {**FULL.to_json()["products"]["int4"], "span": "x"}}},
+        {"products": {"int4": {**FULL.to_json()["products"]["int4"], "span": 0}}},
+        {"attention": {"int8": {**FULL.to_json()["attention"]["int8"], "tile": -1}}},
+        {"attention": {"int8": {**FULL.to_json()["attention"]["int8"], "panel": True}}},
     ],
 )
 def test_damaged_profiles_are_refused(change: dict[str, Any]) -> None:

@@ -298,8 +298,11 @@ class Profile:
         try:
             if data["source"] not in ("measured", "data sheet"):
                 raise ValueError("source")
+            if not isinstance(data["name"], str):
+                raise ValueError("name")
+            _check_numbers(data)
             return cls(
-                name=str(data["name"]),
+                name=data["name"],
                 source=data["source"],
                 memory=tuple((float(size), float(rate)) for size, rate in data["memory"]),
                 peaks={name: float(rate) for name, rate in data["peaks"].items()},
@@ -355,6 +358,8 @@ GPU_STEP, CPU_STEP = StepCost(1e-3, 10e-6, 20e-9), StepCost(100e-6, 8e-6, 50e-9)
 """Assumed: the scheduler here; a GPU's step also starts from the processor and copies its result back."""
 GPU_SAMPLE = SampleCost(call_s=100e-6)
 """Assumed: several small kernels over the logits."""
+_LARGEST = 1e18
+"""Of any number in a profile: more than bytes, operations and seconds that a device can have."""
 LINK_LATENCY_S = 10e-6
 """Assumed: an exchange of few bytes between the devices of one machine."""
 SERVER = ServerCost(first_token_s=3e-3, request_s=1e-3, token_s=20e-6)
@@ -371,6 +376,15 @@ def _between(sizes: Any, size: float) -> tuple[int, int, float]:
     return low, high, math.log(size / sizes[low]) / math.log(sizes[high] / sizes[low])
 
 
+def _check_numbers(part: Any) -> None:
+    """Raises ValueError for a number below 0 or above _LARGEST, or one that is not a number, anywhere in a profile."""
+    if isinstance(part, dict | list):
+        for one in part.values() if isinstance(part, dict) else part:
+            _check_numbers(one)
+    elif isinstance(part, int | float) and not 0 <= part <= _LARGEST:
+        raise ValueError(part)
+
+
 def _curve(data: Mapping[str, Any]) -> Curve:
     return Curve(tuple(map(float, data["at"])), tuple(map(float, data["values"])))
 
@@ -383,12 +397,20 @@ def _product(data: Mapping[str, Any]) -> ProductCost:
     outputs = None if data["outputs"] is None else _levels(data["outputs"])
     ragged = None if data["ragged"] is None else _curve(data["ragged"])
     product, bits = str(data.get("product", "")), float(data.get("bits", 0.0))
-    return ProductCost(_levels(data["elements"]), outputs, ragged, data["span"], product, bits)
+    span = None if data["span"] is None else _whole(data["span"])
+    return ProductCost(_levels(data["elements"]), outputs, ragged, span, product, bits)
 
 
 def _attention(data: Mapping[str, Any]) -> AttentionCost:
     scores = None if data["scores"] is None else _curve(data["scores"])
     return AttentionCost(
-        _levels(data["elements"]), scores, float(data["head_s"]), float(data["row_s"]), int(data["tile"]),
-        int(data["panel"]),
+        _levels(data["elements"]), scores, float(data["head_s"]), float(data["row_s"]), _whole(data["tile"]),
+        _whole(data["panel"]),
     )  # fmt: skip
+
+
+def _whole(value: Any) -> int:
+    """A whole number from 1. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(value)
+    return value

@@ -54,6 +54,8 @@ examples:
 INTERRUPTED = 130
 ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
 """As in `headrace.sim.simulate.router`, which takes longer to import than help should; a test compares them."""
+MOST_SEARCHED = 1_000_000
+"""Requests of a load that a search simulates many times."""
 COLUMNS = ("sent", "answered", "refused", "failed", "requests_per_s", "goodput_per_s", "output_tokens_per_s")
 LATENCIES = (
     "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s", "itl_p50_s", "itl_p90_s",
@@ -229,6 +231,11 @@ def _search(args: argparse.Namespace, service: Service, load: Load, notes: list[
     from headrace.sim.simulate.search import fewest_replicas, highest_rate, trial
 
     promise, of_rate = promise_of(args), args.search == RATE
+    if not of_rate and MOST_SEARCHED < load.expected < math.inf:
+        raise ConfigError(
+            f"--search replicas simulates all requests many times, and this load has {load.expected:,.0f}: "
+            f"it takes up to {MOST_SEARCHED:,}, so lower --rate, or give --num-prompts or a shorter --duration"
+        )
 
     def attempt(value: float) -> Tally:
         at_rate = load.at_rate(value) if of_rate else load
