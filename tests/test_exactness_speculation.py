@@ -146,7 +146,7 @@ def folders(tiny_models: Mapping[str, str], tmp_path_factory: pytest.TempPathFac
     for name, folder in sizes.items():
         config = json.loads((folder / "config.json").read_text())
         shape = (config["vocab_size"], config["hidden_size"])
-        made[f"{name}-heads"] = str(near_medusa(root / name, *shape))
+        made[f"{name}-heads"] = str(near_medusa(root / name, *shape, change=0.4))
         made[f"{name}-trees"] = str(near_medusa(root / f"{name}-trees", *shape, tree=WIDE, change=0.4))
         made[f"{name}-layer"] = str(any_eagle(root / f"{name}-layer", *shape))
     for name in ("deepseek", "delta"):

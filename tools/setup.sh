@@ -34,14 +34,15 @@ step() {
 
 stop() {
     trap '' INT TERM
-    set +m # the signal may come inside `step`; with job control bash would print how the step ended
+    set +m # the signal may come inside `step`
+    exec 3>&2 2>/dev/null # bash would print how the step ended, now or at its end
     rm -f "$log"
     if [ "$child" ]; then
-        kill -INT -- "-$child" 2>/dev/null || true
+        kill -INT -- "-$child" || true
         wait "$child" || true
     fi
     # Under make, make says so.
-    [ "${MAKELEVEL-}" ] || echo 'setup: interrupted; the same command starts it again' >&2
+    [ "${MAKELEVEL-}" ] || echo 'setup: interrupted; the same command starts it again' >&3
     trap - INT TERM
     kill -s "$1" $$
 }

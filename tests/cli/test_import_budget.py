@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,7 +10,6 @@ import sys
 import pytest
 
 from headrace.bench.model import overhead
-from headrace.bench.native import kernels
 from headrace.bench.serving import target as serve_target
 from headrace.cli import COMMANDS
 from headrace.cli.bench.native import OPS, SAMPLING
@@ -18,6 +18,7 @@ from headrace.cli.server.flags import _CONNECTION_LIMITS, LOG_FORMATS, MAX_NAME_
 from headrace.server.http.connection import ConnectionLimits
 from headrace.server.requests.fields import MAX_MODEL_NAME_CHARS
 from headrace.serving import logs
+from tests import needs
 
 LISTED = [command for command in COMMANDS if command.summary is not None]
 COUNT = """
@@ -76,6 +77,8 @@ def test_help_of_a_command_imports_nothing_that_runs_it(command) -> None:  # typ
 
 
 def test_names_and_defaults_of_help_are_those_of_the_implementation() -> None:
+    needs.native()
+    kernels = importlib.import_module("headrace.bench.native.kernels")
     assert kernels.OPS == OPS
     assert tuple(overhead.SAMPLING) == SAMPLING
     assert tuple(serve_target.BACKENDS) == BACKENDS
