@@ -9,6 +9,7 @@ venv=.venv
 child=
 log=$(mktemp)
 export PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+exec 3>&2 # what is said of an interruption, wherever the signal comes
 trap 'rm -f "$log"' EXIT
 trap 'stop INT' INT
 trap 'stop TERM' TERM
@@ -22,11 +23,14 @@ fail() {
 # interrupted prints nothing.
 step() {
     local status=0
-    set -m
-    "$@" >"$log" 2>&1 &
-    child=$!
-    set +m
-    wait "$child" || status=$?
+    {
+        set -m
+        "$@" >"$log" 2>&1 &
+        child=$!
+        set +m
+        wait "$child" || status=$?
+    } 2>/dev/null # with job control bash would print how the step ended
+    ((status != 130)) || stop INT # Ctrl-C came before the step had its own group
     child=
     ((status == 0)) || cat "$log" >&2
     return "$status"
@@ -35,7 +39,7 @@ step() {
 stop() {
     trap '' INT TERM
     set +m # the signal may come inside `step`
-    exec 3>&2 2>/dev/null # bash would print how the step ended, now or at its end
+    exec 2>/dev/null
     rm -f "$log"
     if [ "$child" ]; then
         kill -INT -- "-$child" || true
