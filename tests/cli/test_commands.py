@@ -25,6 +25,7 @@ from headrace.models.families import read_spec
 from headrace.models.shapes import SHAPES
 from headrace.plan.vllm_options import ACCEPTED, RENAMED, TRANSLATED
 from headrace.program.lower import lower
+from tests import needs
 from tests.places import TALE
 
 RUN = [sys.executable, "-m", "headrace"]
@@ -82,6 +83,7 @@ def test_errors_are_one_sentence(words: list[str], said: str, capsys: pytest.Cap
 
 def test_inspect_lists_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     """Every op of a step, and every tensor of the checkpoint; where torch runs, rows are gathered at the end."""
+    needs.native()
     for options, narrow in ((["--quantization", "int4"], True), (["--ops-force", "torch"], False)):
         assert main(["inspect", "shape:tiny", "--program", *options]) == 0
         header, *lines = capsys.readouterr().out.splitlines()

@@ -14,6 +14,7 @@ from headrace.bench.baselines import BASELINES, BATCH, MAX_NUM_SEQS, compare, kv
 from headrace.bench.workload import URGENT, shared_prompt_chats
 from headrace.build import assemble
 from headrace.config import EngineConfig
+from tests import needs
 from tests.places import ROOT
 
 NAMES = (
@@ -38,6 +39,7 @@ def checked(printed: str) -> None:
 
 
 def test_the_command() -> None:
+    needs.native()
     done = subprocess.run(
         [sys.executable, "-m", "headrace", "demo", "--requests", "12", "--num-threads", "1"],
         capture_output=True, text=True, timeout=120, check=False,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
+from tests import needs
 from tests.places import BUNDLED, TALE
 
 RUN = [sys.executable, "-m", "headrace"]
@@ -113,6 +114,7 @@ def test_a_full_disk_is_an_error(word: str, unbuffered: str) -> None:
     ],
 )
 def test_what_ran_out_is_named(limit: str, words: str, said: str) -> None:
+    needs.native()
     done = subprocess.run(
         ["bash", "-c", f'ulimit {limit}; exec "$0" -m headrace {words}', sys.executable],
         capture_output=True, text=True, check=False, timeout=120,
@@ -222,6 +224,7 @@ def test_an_old_environment_is_one_line(module: str, gone: str) -> None:
 
 
 def test_a_copy_does_not_run_the_code_of_the_first_checkout(tmp_path: Path) -> None:
+    needs.native()
     venv = tmp_path / "copy/.venv"
     subprocess.run([sys._base_executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     (packages,) = venv.glob("lib/python*/site-packages")

@@ -11,6 +11,7 @@ import pytest
 
 from headrace import LLM
 from headrace.cli import main
+from tests import needs
 
 FEW = ["--tokens", "300", "--num-threads", "1", "--max-model-len", "256"]
 TEXT = (
@@ -45,6 +46,7 @@ def test_perplexity_is_that_of_the_prompt_log_probabilities(
 
 
 def test_a_quantised_model_beside_its_checkpoint(texts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    needs.native()
     far = measured(["kl", "tale", "--quantization", "int4", "--data", texts, *FEW], capsys)
     near = measured(["kl", "tale", "--quantization", "int8", "--data", texts, *FEW], capsys)
     assert 0 < near["mean"] < far["mean"] and near["top_1"] > 0.9
