@@ -46,7 +46,7 @@ class Unfinished:
         size: bytes that will be written, about. Raises ModelError where the disk has no room for them.
         """
         if self.state.get("key") != key or not self.files.is_dir():
-            (self.path / STATE).unlink(missing_ok=True)  # first: what it tells of goes next
+            (self.path / STATE).unlink(missing_ok=True)  # first: the files that it names are removed next
             for path in (self.files, self.layers, self.packed):
                 shutil.rmtree(path, ignore_errors=True)
             self.files.mkdir()
