@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from headrace.bench.quality.quantization import VARIANTS, best_of, command_words
 from headrace.bench.quality.quantization_page import BEGIN, END, check_page, write_page
-from headrace.bench.report import make_report, row_of_runs
+from headrace.bench.report import Report, make_report, row_of_runs
+from headrace.cli import main
 from headrace.errors import ConfigError
 
 
@@ -28,6 +30,20 @@ def test_variants_are_options_of_the_command() -> None:
 def test_the_line_joins_what_no_other_variant_beats() -> None:
     points = [(4.5, 0.001), (4.5, 0.002), (3.5, 0.01), (5.0, 0.0015), (8.0, 0.0001)]
     assert best_of(points) == [(3.5, 0.01), (4.5, 0.001), (8.0, 0.0001)]
+
+
+@pytest.mark.long
+def test_each_seed_makes_a_variant_of_its_own_and_medians_are_shown(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    words = "bench quantization -m tale --variants rtn:3:64 gptq:3:64 --calibration-seeds 3 5 8 --samples 4"
+    assert main([*words.split(), "--eval-tokens", "300", "--num-threads", "1", "--json", str(found)]) == 0
+    report = Report.from_json(json.loads(found.read_text()))
+    plain, rtn, gptq = report.rows
+    assert plain.labels == {"variant": "as it is"} and report.config["calibration_seeds"] == [3, 5, 8]
+    assert len(set(rtn.samples["kl"])) == 1  # the nearest codes need no texts
+    assert len(set(gptq.samples["kl"])) == 3
+    assert gptq.values["kl"] == sorted(gptq.samples["kl"])[1] < rtn.values["kl"]
+    assert gptq.values["increase_error"] > 0 and "decode_1_tokens_per_s" in gptq.values
 
 
 def test_the_table_goes_into_its_place_in_a_page(tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ def test_divergence_is_that_of_the_definition_in_pieces_of_any_size(
     assert found.perplexity_increase == pytest.approx(found.model.value / found.reference.value - 1)
     changes = [np.exp(ours[pair]) - np.exp(theirs[pair]) for pair in PAIRS]
     assert found.probability_rms == pytest.approx(np.sqrt(np.mean(np.square(changes))))
+    losses = [theirs[pair] - ours[pair] for pair in PAIRS]
+    error = np.std(losses, ddof=1) / 3
+    assert found.increase_error == pytest.approx(error * (1 + found.perplexity_increase))
+    assert found.increase_error < found.model.error
     assert max(model.asked) <= rows
 
 
@@ -92,6 +96,7 @@ def test_a_model_has_no_distance_to_itself_even_where_it_rules_tokens_out() -> N
     model.table[:, 10] = -np.inf
     found = divergence(model, model, DOCUMENTS)
     assert (found.mean, found.most, found.top_1, found.perplexity_increase) == (0, 0, 1, 0)
+    assert found.increase_error == 0
 
 
 def test_agreement_counts_to_the_first_difference() -> None:

@@ -28,7 +28,7 @@ ERRORS = {"0.qkv": 0.4, "0.down": 0.1, "1.qkv": 0.2, "1.down": 0.1}
 def lost(kl: float, rise: float = 0.0) -> Divergence:
     base = Perplexity(100, 1.0, 0.1)
     model = Perplexity(100, 1.0 + rise, 0.1)
-    return Divergence(model, base, kl, 0.0, kl, kl, kl, 0.9, 0.01)
+    return Divergence(model, base, kl, 0.0, kl, kl, kl, 0.9, 0.01, 0.0)
 
 
 def test_limits_say_how_far_off_and_what_would_pass() -> None:

@@ -169,6 +169,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "perplexity_increase": Metric(
             "perplexity +", "fraction", "perplexity over that of the reference, less one", _signed
         ),
+        "increase_error": Metric("±", "fraction", "standard error of the perplexity's increase", _share),
         "kl": Metric("KL", "nats", "KL divergence from the reference, mean over tokens", _plain),
         "top_1": Metric("same top token", "fraction", "positions with the same likeliest token", _share),
         "kept": Metric("kept", "fraction", "tokens of a prompt that a KV head keeps", _share),

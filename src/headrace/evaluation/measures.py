@@ -62,6 +62,7 @@ class Divergence:
 
     mean, median, p99, most: KL(reference || model) in nats. top_1: share of positions at which both have the same
     likeliest token. probability_rms: root mean square of the difference in the probability of the text's own token.
+    increase_error: standard error of `perplexity_increase`, from the differences in loss of the same tokens.
     """
 
     model: Perplexity
@@ -73,6 +74,7 @@ class Divergence:
     most: float
     top_1: float
     probability_rms: float
+    increase_error: float
 
     @property
     def perplexity_increase(self) -> float:
@@ -129,6 +131,7 @@ def divergence(
         most=float(distance.max()),
         top_1=float(np.concatenate(same).mean()),
         probability_rms=float(np.sqrt(np.mean((np.exp(mine) - np.exp(their)) ** 2))),
+        increase_error=_error(their - mine) * float(np.exp((their - mine).mean())),
     )
 
 

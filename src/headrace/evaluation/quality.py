@@ -86,7 +86,10 @@ class Quality:
     def rows(self) -> list[tuple[str, str]]:
         one, answers = self.divergence, self.agreement
         return [
-            ("perplexity", f"{one.model.value:.4f} ({one.perplexity_increase:+.2%})"),
+            (
+                "perplexity",
+                f"{one.model.value:.4f} ({one.perplexity_increase:+.2%} ± {one.increase_error:.2%})",
+            ),
             ("perplexity of the original", f"{one.reference.value:.4f}"),
             ("KL divergence, mean", f"{one.mean:.2e} ± {one.error:.0e} nats a token"),
             ("KL divergence, median, p99, largest", f"{one.median:.2e}, {one.p99:.2e}, {one.most:.2e}"),

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,9 +50,14 @@ def command_words(variant: str) -> list[str]:
 
 
 def quantization_rows(
-    config: EngineConfig, variants: Sequence[str], more: Sequence[str], progress: Callable[[str], None]
+    config: EngineConfig,
+    variants: Sequence[str],
+    seeds: Sequence[int],
+    more: Sequence[str],
+    progress: Callable[[str], None],
 ) -> Iterator[Row]:
-    """A row for the model as it is, then one for each variant. more: options of `headrace quantize` for all.
+    """A row for the model as it is, then one for each variant: the medians over the seeds of the calibration texts, and
+    the speed of the first. more: options of `headrace quantize` for all.
 
     Raises ModelError with the command's own message where a variant cannot be made.
     """
@@ -61,24 +66,39 @@ def quantization_rows(
     told = False
     with TemporaryDirectory(prefix="headrace-bench-") as kept:
         for variant in variants:
-            progress(variant)
-            folder = Path(kept) / "model"
-            numbers = _quantise(config.model, folder, [*command_words(variant), *more])
-            divergence = numbers["divergence"]
-            if not told:  # its perplexity is in each variant's numbers
-                told = True
-                original = {"perplexity": divergence["reference"]["perplexity"], **_stored(config)}
-                yield row_of_runs({"variant": "as it is"}, [{**original, **plain}])
-            values = {
-                "checkpoint_bytes": float(numbers["size"]),
-                "bits_per_weight": float(numbers["all_bits"]),
-                "perplexity": float(divergence["model"]["perplexity"]),
-                "kl": float(divergence["mean"]),
-                "top_1": float(divergence["top_1"]),
-            }
-            values |= _rates(replace(config, model=str(folder), tokenizer=config.tokenizer))
-            shutil.rmtree(folder)
-            yield row_of_runs({"variant": variant}, [values])
+            runs: list[dict[str, float]] = []
+            rates: dict[str, float] = {}
+            for seed in seeds:
+                progress(variant if len(seeds) == 1 else f"{variant}, seed {seed}")
+                folder = Path(kept) / "model"
+                words = [*command_words(variant), "--seed", str(seed), *more]
+                numbers = _quantise(config.model, folder, words)
+                if not told:  # its perplexity is in each variant's numbers
+                    told = True
+                    original = {
+                        "perplexity": numbers["divergence"]["reference"]["perplexity"],
+                        **_stored(config),
+                    }
+                    yield row_of_runs({"variant": "as it is"}, [{**original, **plain}])
+                runs.append(_lost(numbers))
+                rates = rates or _rates(replace(config, model=str(folder), tokenizer=config.tokenizer))
+                shutil.rmtree(folder)
+            row = row_of_runs({"variant": variant}, runs)
+            yield replace(row, values={**row.values, **rates})
+
+
+def _lost(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics in what `headrace quantize --eval` has written."""
+    divergence = numbers["divergence"]
+    return {
+        "checkpoint_bytes": float(numbers["size"]),
+        "bits_per_weight": float(numbers["all_bits"]),
+        "perplexity": float(divergence["model"]["perplexity"]),
+        "perplexity_increase": float(divergence["perplexity_increase"]),
+        "increase_error": float(divergence["increase_error"]),
+        "kl": float(divergence["mean"]),
+        "top_1": float(divergence["top_1"]),
+    }
 
 
 def best_of(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -206,6 +206,9 @@ def _quantization_flags(parser: Flags) -> None:
         "--data", type=Path, metavar="FILE", help="calibration texts, as of headrace quantize"
     )
     add_number(parser, "--samples", 64, "calibration texts")
+    add_number(
+        parser, "--calibration-seeds", [0], "each variant is made once with each; medians are shown", "N"
+    )
     parser.add_argument("--eval-data", type=Path, metavar="FILE", help="texts to measure on")
     add_number(parser, "--eval-tokens", 20_000, "tokens of text to measure on, at most")
     parser.add_argument(
@@ -233,9 +236,13 @@ def _quantization(args: argparse.Namespace) -> Prepared:
         more += ["--num-threads", str(config.num_threads)]
 
     def rows(progress: Progress) -> Iterator[Row]:
-        return quantization_rows(config, variants, more, progress)
+        return quantization_rows(config, variants, args.calibration_seeds, more, progress)
 
-    return Prepared(rows, len(variants) + 1, {**config.to_json(), "variants": list(variants)})
+    return Prepared(
+        rows,
+        len(variants) * len(args.calibration_seeds) + 1,
+        {**config.to_json(), "variants": list(variants)},
+    )
 
 
 def _quantization_page(args: argparse.Namespace, report: Report) -> None:
@@ -246,8 +253,8 @@ def _quantization_page(args: argparse.Namespace, report: Report) -> None:
 
 
 _QUANTIZATION_COLUMNS = (
-    "checkpoint_bytes", "bits_per_weight", "decode_1_tokens_per_s", "decode_32_tokens_per_s", "perplexity", "kl",
-    "top_1",
+    "checkpoint_bytes", "bits_per_weight", "decode_1_tokens_per_s", "decode_32_tokens_per_s", "perplexity",
+    "perplexity_increase", "increase_error", "kl", "top_1",
 )  # fmt: skip
 
 
@@ -440,12 +447,13 @@ MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
             examples=(
                 " -m tale",
                 " -m ./my-model --variants gptq:4 awq:4 gguf:Q4_K_M auto:4.25 --plot kl.svg --markdown kl.md",
+                " -m tale --variants rtn:3:64 awq:3:64 gptq:3:64 auto:3.25 --calibration-seeds 0 1 2",
             ),
             add_flags=_quantization_flags,
             prepare=_quantization,
             columns=_QUANTIZATION_COLUMNS,
-            options=("samples", "eval_tokens"),
-            least={"eval_tokens": 2},
+            options=("samples", "calibration_seeds", "eval_tokens"),
+            least={"eval_tokens": 2, "calibration_seeds": 0},
             finish=_quantization_page,
             repeats=1,
             takes_repeats=False,

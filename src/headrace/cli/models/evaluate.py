@@ -211,7 +211,10 @@ def _lines(measure: str, found: Any) -> list[tuple[str, str]]:
             ("the same from their beginning", f"{found.prefix:.1%} of {found.tokens} tokens"),
         ]
     return [
-        ("perplexity", f"{found.model.value:.4f} ({found.perplexity_increase:+.2%})"),
+        (
+            "perplexity",
+            f"{found.model.value:.4f} ({found.perplexity_increase:+.2%} +- {found.increase_error:.2%})",
+        ),
         ("perplexity of the reference", f"{found.reference.value:.4f}"),
         ("KL divergence, mean", f"{found.mean:.2e} +- {found.error:.0e} nats a token"),
         ("KL divergence, median, p99, most", f"{found.median:.2e}, {found.p99:.2e}, {found.most:.2e}"),
