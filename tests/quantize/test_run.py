@@ -29,6 +29,7 @@ from headrace.models.stored import open_weights, stored_spec
 from headrace.quant.coded import dequantize
 from headrace.quantize.files import write_tensors
 from headrace.quantize.formats import FORMATS, module_patterns
+from headrace.quantize.gguf.run import GGUFOptions, quantize_gguf
 from headrace.quantize.gptq import gptq
 from headrace.quantize.options import QuantizeOptions, Report
 from headrace.quantize.run import quantize
@@ -253,6 +254,23 @@ def test_the_command_says_what_was_lost(
     assert "relative error of the products of each matrix" in printed and "4.5" in printed
 
 
+@pytest.mark.parametrize("format", ["compressed-tensors", "gguf"])
+def test_progress_without_texts_is_that_of_layers(format: str, tiny: str, tmp_path: Path) -> None:
+    source, seen = resolve_model(tiny), list[tuple[int, int]]()
+
+    def shown(done: int, total: int) -> None:
+        seen.append((done, total))
+
+    if format == "gguf":
+        options = GGUFOptions("Q4_0", "rtn")
+        quantize_gguf(source, stored_spec(source), options, [], tmp_path / "out", shown, num_threads=1)
+    else:
+        asked = QuantizeOptions("rtn", group=32, head=True)
+        quantize(source, stored_spec(source), asked, [], tmp_path / "out", shown, num_threads=1)
+    count = 2 if format == "gguf" else 3  # the head comes after the layers
+    assert seen == [(number, count) for number in range(1, count + 1)]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("format", "method", "order"),
@@ -332,20 +350,27 @@ def test_matrices_that_were_asked_to_stay_are_not_said_to_fit_badly(tiny: str, t
     assert report.kept == () and "0.down" not in report.errors and "1.down" in report.errors
 
 
-@pytest.mark.parametrize("format", ["gptq", "gguf:Q4_0"])
+@pytest.mark.parametrize(
+    ("format", "tensor", "name"),
+    [
+        ("gptq", "model.layers.0.mlp.down_proj.weight", "0.down"),
+        ("gguf:Q4_0", "model.layers.0.mlp.down_proj.weight", "0.down"),
+        ("gguf:Q4_0", "model.embed_tokens.weight", "embed"),
+    ],
+)
 def test_weights_that_are_not_numbers_are_refused(
-    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    format: str, tensor: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model").mkdir()
     write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
     path = tmp_path / "model" / "model.safetensors"
     tensors = load_file(path)
-    tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = np.nan
+    tensors[tensor][0, 0] = np.nan
     save_file(tensors, path, {"format": "pt"})
     words = ["--method", "rtn", "--samples", "0", "--num-threads", "1", "--format", format]
     words += [] if format.startswith("gguf") else ["--group-size", "32"]
     assert main(["quantize", str(tmp_path / "model"), "-o", str(tmp_path / "out"), *words]) == 1
-    assert "the weights of 0.down are infinite or not numbers" in " ".join(capsys.readouterr().err.split())
+    assert f"the weights of {name} are infinite or not numbers" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
 
 

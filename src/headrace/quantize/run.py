@@ -103,11 +103,7 @@ class _Run:
         self._head = job.options.head
         self._rest, self._shards = job.shards()
         parts = len(job.targets) + len(self._shards) - 1 + self._head
-        self._steps = Steps(progress, self._batches * parts)
-
-    @property
-    def _batches(self) -> int:
-        return self._walk.batches if self._walk else 1
+        self._steps = Steps(progress, self._walk.batches * parts if self._walk else len(self._shards))
 
     def run(self) -> Report:
         job, walk = self._job, self._walk
@@ -125,7 +121,7 @@ class _Run:
             if done is None:
                 done = self._write_head()
                 self._finished(HEAD, done)
-            self._steps.skip(walk.batches if walk else 0)
+            self._steps.skip(walk.batches if walk else 1)
             errors |= done
         report = self._finish(errors)
         self._place.state["report"] = asdict(report)
@@ -155,9 +151,11 @@ class _Run:
                 self._walk.observe(weights, hessians.watch, self._steps.advance)
             done = self._write_layer(path, segment, targets, weights, hessians)
             self._finished(str(number), done)
+        elif self._walk is not None:
+            self._steps.skip(self._walk.batches)
+        if self._walk is None:
+            self._steps.advance()
         else:
-            self._steps.skip(self._walk.batches if self._walk else 0)
-        if self._walk is not None:
             self._read_back(path, segment, targets, weights)
         return done
 

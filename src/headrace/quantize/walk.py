@@ -25,7 +25,8 @@ BATCH_TOKENS = 4096
 Watch = Callable[[Op[Any], Sequence[Any]], None]
 """Called before an op with its inputs."""
 Progress = Callable[[int, int], None]
-"""Called with the steps done and the steps in all; a step is one batch of texts through one layer."""
+"""Called with the steps done and the steps in all; a step is one batch of texts through one layer, or without texts one
+layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ def _memory(layout: KVLayout, lengths: Sequence[int]) -> LayerCache:
 
 
 class Steps:
-    """Counts them, of a walk."""
+    """Counts those of `Progress`."""
 
     def __init__(self, shown: Progress | None, total: int) -> None:
         self._shown, self._total, self._done = shown, total, 0

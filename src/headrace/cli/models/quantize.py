@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     with open_unfinished(args.output) as place:
 
         def make(options: QuantizeOptions | GGUFOptions) -> Report:
-            with _Bar("quantising", "batch") as bar:
+            with _Bar("quantising", "step") as bar:
                 if isinstance(options, QuantizeOptions):
                     return quantize_into(place, source, spec, options, texts, bar, args.num_threads)
                 return quantize_gguf_into(place, source, spec, options, texts, bar, args.num_threads)
@@ -302,7 +302,7 @@ def _tell(report: Report, calibrated: bool) -> None:
 
 
 class _Bar:
-    """Batches of texts through layers, on a terminal."""
+    """Steps done, on a terminal."""
 
     def __init__(self, what: str, unit: str) -> None:
         self._what, self._unit = what, unit

@@ -196,7 +196,7 @@ class Job:
             [weight for weight in layer_matrices(one) if self._coded(weight)] for one in self._segments
         ]
         work = [number for number, one in enumerate(targets) if one]
-        steps = Steps(progress, (walk.batches if walk else 1) * (len(targets) + len(work) - 1))
+        steps = Steps(progress, walk.batches * (len(targets) + len(work) - 1) if walk else len(work))
         errors: dict[str, float] = {}
         shards: list[Path] = []
         for number, (segment, chosen) in enumerate(zip(self._segments, targets, strict=True)):
@@ -212,10 +212,12 @@ class Job:
                     done = self._write_layer(path, chosen, weights, hessians if walk else None)
                     state["layers"][str(number)] = done
                     place.save()
-                else:
-                    steps.skip(walk.batches if walk else 0)
+                elif walk is not None:
+                    steps.skip(walk.batches)
                 errors |= done
-                if walk is not None:
+                if walk is None:
+                    steps.advance()
+                else:
                     self._read_back(path, chosen, weights)
             if walk is not None and number + 1 < len(self._segments):
                 walk.advance(weights, steps.advance)
@@ -325,10 +327,10 @@ class Job:
                 values = _floats(self.stored.checkpoint.array(tensor)).reshape(
                     one.shape[-2:] if one.matrix else -1
                 )
-                yield _bytes(one.ordered(values + np.float32(one.offset)), type)
+                yield _bytes(one, one.ordered(values + np.float32(one.offset)), type)
                 continue
             for _, rows in row_runs(self.stored.checkpoint, tensor):
-                yield _bytes(_floats(rows), type)
+                yield _bytes(one, _floats(rows), type)
 
 
 def _stacked(weights: Weights, weight: WeightRef) -> torch.Tensor:
@@ -344,9 +346,11 @@ def _floats(array: NDArray[Any]) -> NDArray[np.float32]:
     return np.asarray(array, dtype=np.float32)
 
 
-def _bytes(values: NDArray[Any], type: BlockType) -> bytes:
+def _bytes(one: Source, values: NDArray[Any], type: BlockType) -> bytes:
     if type.quantized:
-        return nearest(torch.from_numpy(np.ascontiguousarray(values)), GRIDS[type.name]).pack().tobytes()
+        rows = torch.from_numpy(np.ascontiguousarray(values))
+        check_finite(one.weight.name, rows)
+        return nearest(rows, GRIDS[type.name]).pack().tobytes()
     if type.name == "BF16":
         tensor = torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
         return tensor.view(torch.int16).numpy().tobytes()
