@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from headrace.bench.model import speculative
@@ -113,3 +116,31 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     words += ["--workloads", "random", "--temperatures", "0", "--batch-sizes", "1", "--output-len", "20"]
     assert main([*words, "--repeats", "1", "--num-threads", "1"]) == 0
     assert "speed-up" in capsys.readouterr().out
+
+
+def test_the_command_takes_options_of_drafts_without_speculative(tmp_path: Path) -> None:
+    words = ["bench", "speculative", "-m", "shape:tiny", "--workloads", "random", "--temperatures", "0"]
+    words += ["--batch-sizes", "1", "--output-len", "4", "--repeats", "1", "--num-threads", "1"]
+    words += ["--num-speculative-tokens", "2", "--acceptance", "rejection", "--json", str(tmp_path / "found")]
+    cases = {"ngram": ["--methods", "ngram"], "history": ["--speculative", "history"], "auto": []}
+    for method, more in cases.items():
+        assert main([*words, *more]) == 0
+        found = json.loads((tmp_path / "found").read_text())
+        assert found["config"]["methods"] == [method]
+        assert [row["labels"]["method"] for row in found["rows"]] == [PLAIN, method]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--temperatures", "0", "nan"], "temperature must be between"),
+        (["--methods", "ngram", "a,b"], "names two models"),
+        (["--batch-sizes", "1", "5", "--max-num-seqs", "4"], "a batch of 5 needs --max-num-seqs 5; it is 4"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_first_run(
+    more: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculative, "_run", None)
+    assert main(["bench", "speculative", "-m", "shape:tiny", "--workloads", "random", *more]) == 1
+    assert message in capsys.readouterr().err

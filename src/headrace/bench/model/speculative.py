@@ -148,6 +148,8 @@ def speculative_rows(
     Raises ConfigError where a batch cannot run at once, and what `assemble` raises.
     """
     engines = {name: _engine(config, name) for name in (PLAIN, *methods)}
+    for parts in engines.values():
+        _check(parts, cases)
     texts: dict[int, list[list[int]]] = {}
     for case, rate in ((case, rate) for case in cases for rate in rates or (None,)):
         if rate is None or rate == rates[0]:
@@ -211,6 +213,13 @@ def _engine(config: EngineConfig, name: str) -> EngineParts:
         )
         return assemble(plain)
     return assemble(replace(config, speculative=name))
+
+
+def _check(parts: EngineParts, cases: Sequence[Case]) -> None:
+    most = parts.resolved.max_num_seqs
+    for case in cases:
+        if case.batch > most:
+            raise ConfigError(f"a batch of {case.batch} needs --max-num-seqs {case.batch}; it is {most}")
 
 
 def _fresh(arrivals: Sequence[Arrival], repeat: int) -> list[Arrival]:

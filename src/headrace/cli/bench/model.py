@@ -305,11 +305,14 @@ def _eviction(args: argparse.Namespace) -> Prepared:
 
 # ---- speculative ----
 
+_TALE_METHODS = ("ngram", "tale-draft", "ngram,tale-draft")
+
 
 def _speculative_flags(parser: Flags) -> None:
     parser.add_argument(
-        "--methods", nargs="+", default=["ngram", "tale-draft", "ngram,tale-draft"], metavar="NAME",
-        help="drafters, as --speculative takes them (default: ngram tale-draft ngram,tale-draft)",
+        "--methods", nargs="+", metavar="NAME",
+        help="drafters, as --speculative takes them (default: that of --speculative; for tale ngram, tale-draft and "
+        "ngram,tale-draft; else auto)",
     )  # fmt: skip
     parser.add_argument(
         "--workloads", nargs="+", default=["stories", "questions", "copy", "code"], metavar="NAME",
@@ -330,14 +333,24 @@ def _speculative_flags(parser: Flags) -> None:
 
 def _speculative(args: argparse.Namespace) -> Prepared:
     from headrace.bench.model.speculative import Case, speculative_rows
+    from headrace.config import EngineConfig
+    from headrace.core.params import SamplingParams
     from headrace.errors import ConfigError
 
-    config = engine_config(args)
+    options = engine_options(args)
+    given = options.get("speculative")
+    usual = _TALE_METHODS if args.model == "tale" else ("auto",)
+    args.methods = args.methods or ([given] if given is not None else list(usual))
+    # Wrong names, rates and temperatures are refused before the first model is loaded.
+    options["speculative"] = args.methods[0]
+    config = EngineConfig(args.model, **options)
+    for method in args.methods:
+        replace(config, speculative=method)
     for rate in args.acceptance_rate:
         if not 0 <= rate <= 1:
             raise ConfigError(f"--acceptance-rate is a probability between 0 and 1, got {rate}")
-    for method in args.methods:  # refuses wrong names before the first model is loaded
-        replace(config, speculative=method)
+    for temperature in args.temperatures:
+        SamplingParams(temperature=temperature)
     cases = [
         Case(workload, temperature, batch, args.output_len)
         for workload in args.workloads
@@ -352,7 +365,8 @@ def _speculative(args: argparse.Namespace) -> Prepared:
         )  # fmt: skip
 
     runs = len(cases) * max(1, len(args.acceptance_rate)) * (len(args.methods) + 1) * (args.repeats + 1)
-    return Prepared(rows, runs, config.to_json(), head=[f"{args.model}: drafting beside decoding without it"])
+    settings = {**config.to_json(), "speculative": None}
+    return Prepared(rows, runs, settings, head=[f"{args.model}: drafting beside decoding without it"])
 
 
 MODEL_KINDS: Mapping[str, Kind] = MappingProxyType(
