@@ -53,7 +53,8 @@ struct CodeTile {
     }
 };
 
-constexpr int kCodesAhead = 4096;  // bytes of a panel that are prefetched before they are needed
+constexpr int kCodesAhead = 4096;         // bytes of a panel that are prefetched before they are needed
+constexpr std::size_t kCodesFar = 12288;  // bytes after those, up to which the second cache has them
 
 // Where the codes of a panel's feature k begin; k is a multiple of the format's unit.
 template <class Format>

@@ -103,16 +103,24 @@ struct DirectTile {
     std::size_t out_stride;  // floats
     bool accumulate;
     // What is prefetched: the lines from `ask` on of each panel, `ask_step` bytes further with each 64 bytes of it, and from
-    // `turn` on when the tile reaches span `turn_span`.
+    // `turn` on when the tile reaches span `turn_span`. Where `far` is true, also the lines kCodesFar bytes after those, into
+    // the second cache, which can wait for more lines at once than the first.
     const std::uint8_t *ask, *turn;
     std::size_t ask_step;
     int turn_span;
+    bool far;
 };
+
+// Bytes that a panel has of a feature: twice the bits of a code.
+template <class Format>
+constexpr std::size_t bytes_of_feature() {
+    return 64 * Format::kLines / Format::kFeatures;
+}
 
 // sums[r][p] += sum over the next `features` (a multiple of 16) of (code - offset) * activation. Units of 32 features are
 // taken in halves; `half` is the one that comes. Whole numbers may be added in any order: a small tile has several sums for
 // each of its own, which do not wait for each other.
-template <class Format, int R, int P>
+template <class Format, bool kFar, int R, int P>
 HEADRACE_INLINE void add_products(const Format& format, int features, RowPointers& rows, const std::uint8_t*& at,
                                   std::size_t panel_bytes, const std::uint8_t*& ask, std::size_t ask_step, int& half,
                                   I32x16 (&sums)[R][P]) {
@@ -141,6 +149,9 @@ HEADRACE_INLINE void add_products(const Format& format, int features, RowPointer
     const auto prefetch = [&]() __attribute__((always_inline)) {
         HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) HEADRACE_PREFETCH(ask + p * panel_bytes);
+            if constexpr (kFar) {
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) HEADRACE_PREFETCH_L2(ask + p * panel_bytes + kCodesFar);
+            }
             ask += ask_step;
         }
     };
@@ -180,7 +191,7 @@ HEADRACE_INLINE void add_products(const Format& format, int features, RowPointer
     }
 }
 
-template <class Format, int R, int P>
+template <class Format, bool kFar, int R, int P>
 HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
     const Format format = Format::of(*tile.weight);
     F32x16 acc[R][P];
@@ -210,7 +221,7 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
                 HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r][p] = sums[r][p] * zeros;
             }
         }
-        add_products<Format, R, P>(format, least(size, left), activations, at, panel_bytes, ask, ask_step, half, sums);
+        add_products<Format, kFar, R, P>(format, least(size, left), activations, at, panel_bytes, ask, ask_step, half, sums);
         F32x16 scales[P];
         if (tile.halves != nullptr) {
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) scales[p] = load_f16(tile.halves + p * tile.halves_stride + span * kPanel);
@@ -229,12 +240,19 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
     }
 }
 
+// Rows up to which a pass waits for memory; products limit more rows of short codes.
+template <class Format>
+constexpr int kWaitingRows = bytes_of_feature<Format>() > 8 ? 2 * kDirectRows : kDirectRows;
+
 template <class Format, int kLeast, int R, int P>
 HEADRACE_INLINE void direct_tile_of(const DirectTile& tile, int rows) {  // for kLeast to R rows
     if constexpr (R > kLeast) {
         if (rows < R) return direct_tile_of<Format, kLeast, R - 1, P>(tile, rows);
     }
-    direct_tile<Format, R, P>(tile);
+    if constexpr (R <= kWaitingRows<Format>) {
+        if (tile.far) return direct_tile<Format, true, R, P>(tile);
+    }
+    direct_tile<Format, false, R, P>(tile);
 }
 
 // `rows` (up to kPassRows) rows by P panels, the features of a section, in passes of kLeast to kMost rows; `next`: the
@@ -246,8 +264,11 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
                           float* lows) {
     const Matrix& w = *tile.weight;
     const int passes = ceil_div(rows, kMost), features = P == 1 ? kStreamSpans : kPassSpans;
-    const std::size_t feature_bytes = w.panel_bytes / w.cols_padded;  // twice the bits of a code
+    constexpr std::size_t feature_bytes = bytes_of_feature<Format>();
     const int turn = w.cols_padded - static_cast<int>(kCodesAhead / feature_bytes);  // a feature
+    // Hardware prefetches enough for a row of short codes or three rows of long ones, unless codes and super-blocks are read
+    // in turn or the last span is short.
+    const bool helps = rows > (feature_bytes > 8 ? 3 : 1) || is_super(w.scale_type) || w.cols_padded % w.span != 0;
     PanelSpans<P> side;
     for (int begin = section.begin, end, span = 0; begin < section.end; span += ceil_div(end - begin, w.span), begin = end) {
         end = least(spans_end(w, begin, features, kPassFeatures), section.end);
@@ -271,14 +292,18 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
                         .scales = side.scales[0][0], .starts = w.zeros == nullptr ? nullptr : side.starts[0][0],
                         .halves = halves, .halves_stride = static_cast<std::size_t>(w.groups) * kPanel,
                         .features = end - begin, .out = tile.out, .out_stride = tile.out_stride, .accumulate = begin > 0,
-                        .ask = codes + kCodesAhead, .turn = next == nullptr ? codes : next, .ask_step = 64, .turn_span = -1};
+                        .ask = codes + kCodesAhead, .turn = next == nullptr ? codes : next, .ask_step = 64,
+                        .turn_span = -1, .far = passes == 1 && helps};
         if (passes > 1) {
             pass.ask = !last ? codes_of<Format>(w, tile.panel, end) : pass.turn;
             pass.ask_step = last && next == nullptr ? 0 : ceil_div(64, passes);
         } else if (turn < begin && begin > 0) {
             pass.ask = pass.turn + static_cast<std::ptrdiff_t>(feature_bytes) * (begin - turn);
         } else {
-            pass.turn_span = turn < end ? largest(0, turn - begin) / w.span : -1;
+            // From a span's first feature on. What lies before `turn` then was asked for already, as panels follow each other.
+            pass.turn_span = turn < end ? ceil_div(largest(0, turn - begin), w.span) : -1;
+            const int left = w.cols_padded - begin - pass.turn_span * w.span;
+            pass.turn += kCodesAhead - left * static_cast<std::ptrdiff_t>(feature_bytes);
         }
         for (int left = passes, row = 0; left > 0; --left) {
             const int some = ceil_div(rows - row, left);
