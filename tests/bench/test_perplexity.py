@@ -72,9 +72,10 @@ def test_rows_compare_with_the_first() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "one"}) + "\n" + json.dumps({"text": ""}) + "\n")
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in ("one\u2028two", "")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (tmp_path / "a.txt").write_text("all\nof it")
-    assert read_documents(tmp_path / "a.jsonl") == ["one"]
+    assert read_documents(tmp_path / "a.jsonl") == ["one\u2028two"]
     assert read_documents(tmp_path / "a.txt") == ["all\nof it"]
     for name, content in (
         ("b.jsonl", "no"),

@@ -46,6 +46,23 @@ def test_files_of_lines_and_of_paragraphs(tmp_path: Path) -> None:
     assert len(read_records(BUNDLED_TEXTS)) == 70
 
 
+def test_lines_end_at_newlines_alone(tmp_path: Path) -> None:
+    """JSON may hold the other separators of lines as they are. Windows begins files with a byte-order mark."""
+    path = tmp_path / "a.jsonl"
+    text = "one\u2028two\x85three"
+    path.write_bytes(f'\ufeff{{"text": "{text}"}}\r\n{{"text": "four"}}\r\n'.encode())
+    assert read_records(path) == [{"text": text}, {"text": "four"}]
+    plain = tmp_path / "a.txt"
+    plain.write_bytes("\ufeffone\r\n\r\ntwo\r\n".encode())
+    assert read_records(plain) == [{"text": "one"}, {"text": "two"}]
+
+
+def test_endless_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.evaluation.documents.MAX_FILE_BYTES", 1 << 12)
+    with pytest.raises(ConfigError, match="/dev/zero is larger than 4096 bytes"):
+        read_records(Path("/dev/zero"))
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -187,6 +187,26 @@ def test_what_another_command_left_is_not_used(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_who_comes_too_late_takes_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither before the first file of a run, which measures first, nor where that ends in between."""
+    with open_unfinished(tmp_path / "out") as place:
+        with pytest.raises(ConfigError, match="by another process"), open_unfinished(tmp_path / "out"):
+            pass
+        place.start("one", 0)
+    shutil.rmtree(place.path)
+
+    def ends_meanwhile(opened: int) -> bool:
+        monkeypatch.undo()
+        place.path.rmdir()
+        return True
+
+    monkeypatch.setattr("headrace.quantize.files._lock", ends_meanwhile)
+    with open_unfinished(tmp_path / "out") as place:
+        place.start("two", 0)
+        place.commit()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_nothing_stays_where_nothing_was_begun(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no"), open_unfinished(tmp_path / "out"):
         raise ConfigError("no")

@@ -54,16 +54,21 @@ def read_records(path: Path) -> list[Record]:
     Raises ConfigError where the file cannot be read, is too large, or a line is no such object.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        with path.open("rb") as file:
+            content = file.read(
+                MAX_FILE_BYTES + 1
+            )  # not by the size that the system tells: a device has none
+        if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes: give a part of it")
-        text = path.read_text(encoding="utf-8")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return [{"text": part.strip()} for part in text.split("\n\n") if part.strip()]
-    return [_record(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = enumerate(text.split("\n"), 1)  # str.splitlines would cut texts with U+2028
+    return [_record(path, number, line) for number, line in lines if line.strip()]
 
 
 def _record(path: Path, number: int, line: str) -> Record:

@@ -90,14 +90,9 @@ def open_unfinished(folder: Path) -> Iterator[Unfinished]:
     """
     check_absent(folder)
     path = _hidden(folder)
+    held = _claim(folder, path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
-    try:
-        if not _lock(held):
-            raise ConfigError(f"{folder} is being written by another process")
+        check_absent(folder)  # another process may have finished it meanwhile
         yield Unfinished(folder, path)
     except OSError as error:
         why = "its disk is full" if error.errno in _FULL else error.strerror or str(error)
@@ -111,6 +106,31 @@ def open_unfinished(folder: Path) -> Iterator[Unfinished]:
                 path.rmdir()  # where nothing was begun
         finally:
             os.close(held)
+
+
+def _claim(folder: Path, path: Path) -> int:
+    """The hidden folder, opened and locked; it is made where it is not there."""
+    try:
+        while True:
+            path.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # what another process removes meanwhile is made anew
+                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                if not _lock(held):
+                    os.close(held)
+                    raise ConfigError(f"{folder} is being written by another process")
+                if _is(held, path):
+                    return held
+                os.close(held)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
+
+
+def _is(opened: int, path: Path) -> bool:
+    """Whether a folder that is open is still there by that name."""
+    try:
+        return os.path.samestat(os.fstat(opened), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def check_absent(folder: Path) -> None:

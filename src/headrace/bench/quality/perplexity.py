@@ -51,7 +51,7 @@ def read_documents(path: Path) -> list[str]:
         texts = (
             [content]
             if path.suffix != ".jsonl"
-            else [json.loads(line)["text"] for line in content.splitlines()]
+            else [json.loads(line)["text"] for line in content.split("\n") if line.strip()]
         )
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
