@@ -27,6 +27,24 @@ def test_variants_are_options_of_the_command() -> None:
             command_words(wrong)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--variants", "rtn:4", "rtn:5"], "variant 'rtn:5': argument --bits: invalid choice: 5"),
+        (["--variants", "awq:4:7"], "variant 'awq:4:7': the group size must be 16 to 256"),
+        (["--variants", "gguf:Q9"], "variant 'gguf:Q9': there is no GGUF type"),
+        (["--variants", "gptq:4:auto"], "--group-size must be 16 to 256"),
+        (["--variants", "rtn:4", "-m", "shape:tiny"], "shape:tiny has random weights"),
+    ],
+)
+def test_what_the_command_would_refuse_is_refused_before_anything_is_measured(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "quantization", *words]) == 1
+    printed = capsys.readouterr()
+    assert said in " ".join(printed.err.split()) and not printed.out
+
+
 def test_the_line_joins_what_no_other_variant_beats() -> None:
     points = [(4.5, 0.001), (4.5, 0.002), (3.5, 0.01), (5.0, 0.0015), (8.0, 0.0001)]
     assert best_of(points) == [(3.5, 0.01), (4.5, 0.001), (8.0, 0.0001)]

@@ -11,7 +11,9 @@ import pytest
 
 from headrace import LLM
 from headrace.cli import main
+from headrace.models.source import BUNDLED_FOLDER
 from tests import needs
+from tests.models.hub import server
 
 FEW = ["--tokens", "300", "--num-threads", "1", "--max-model-len", "256"]
 TEXT = (
@@ -107,3 +109,15 @@ def test_texts_without_a_token_to_predict(tmp_path: Path, capsys: pytest.Capture
         main(["eval", "perplexity", "tale", "--data", str(tmp_path / "empty.txt"), "--num-threads", "1"]) == 1
     )
     assert "empty.txt holds no text" in capsys.readouterr().err
+
+
+def test_a_reference_of_the_hub_lies_in_the_folder_that_was_named(
+    texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {path.name: path.read_bytes() for path in (BUNDLED_FOLDER / "tale-draft").iterdir()}
+    with server.running() as hub:
+        hub.repositories = {"org/draft": server.Repository(files)}
+        server.environment(monkeypatch, hub, str(tmp_path / "cache"))
+        words = ["kl", "tale-draft", "--reference", "org/draft", "--download-dir", str(tmp_path / "models")]
+        assert measured([*words, "--data", texts, *FEW], capsys)["mean"] == 0.0
+    assert (tmp_path / "models").is_dir() and not (tmp_path / "cache").exists()

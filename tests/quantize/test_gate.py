@@ -175,7 +175,8 @@ def test_the_page_names_every_option_that_decided_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "headrace.cli.models.quantize._compare", lambda args, folder: (lost(0.1), Agreement(1, 256, 1.0, 1.0))
+        "headrace.cli.models.quantize._compare",
+        lambda args, source, folder: (lost(0.1), Agreement(1, 256, 1.0, 1.0)),
     )
     (tmp_path / "model").mkdir()
     write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
@@ -198,11 +199,24 @@ def test_the_page_names_every_option_that_decided_what_was_written(
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("-o .", "name a folder"), ("-o out --eval --eval-data none.txt", "cannot read none.txt")],
+    [
+        ("-o .", "name a folder"),
+        ("-o out --eval --eval-data none.txt", "cannot read none.txt"),
+        ("-o out --method auto --size much", "cannot read 'much' as a size"),
+        ("-o out --smoothing 0.7", "--smoothing is for --method smoothquant"),
+        ("-o out --method rtn --samples 0 --data none.txt", "--data needs --samples"),
+        ("-o out --eval-data none.txt", "--eval-data is for --eval and for limits"),
+        ("-o out --self-calibration --group-size 80", "no matrix of tale can be stored"),
+        ("-o out --self-calibration --format gguf:Q9", "there is no GGUF type 'Q9'"),
+    ],
 )
 def test_what_cannot_end_well_is_refused_before_the_work(
     words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr("headrace.cli.models.quantize._texts", read)
     monkeypatch.chdir(tmp_path)
     assert main(["quantize", "tale", "--samples", "1", "--length", "8", *words.split()]) == 1
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -34,6 +34,7 @@ from headrace.quantize.gptq import gptq
 from headrace.quantize.options import QuantizeOptions, Report
 from headrace.quantize.run import quantize
 from headrace.quantize.scheme import Scheme, rtn
+from tests.models.hub import server
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, RECURRENT, write
 
@@ -228,6 +229,39 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
     assert main(["quantize", tiny, "-o", str(tmp_path / "out"), "--method", "rtn", "--samples", "0"]) == 1
     assert "is there already" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_the_model_is_the_one_in_the_folder_that_was_named(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes from a hub, is downloaded once, and sampled and compared by the same files."""
+    files = {path.name: path.read_bytes() for path in Path(tiny).iterdir()}
+    with server.running() as hub:
+        hub.repositories = {"org/tiny": server.Repository(files)}
+        server.environment(monkeypatch, hub, str(tmp_path / "cache"))
+        words = [
+            "quantize",
+            "org/tiny",
+            "--download-dir",
+            str(tmp_path / "models"),
+            "-o",
+            str(tmp_path / "out"),
+        ]
+        words += [
+            "--method",
+            "rtn",
+            "--group-size",
+            "32",
+            "--samples",
+            "2",
+            "--length",
+            "16",
+            "--num-threads",
+            "1",
+        ]
+        assert main([*words, "--self-calibration", "--eval", "--eval-tokens", "20"]) == 0
+    assert (tmp_path / "models").is_dir() and not (tmp_path / "cache").exists()
+    assert "Compared with org/tiny" in (tmp_path / "out" / "QUALITY.md").read_text()
 
 
 def test_a_full_disk_leaves_nothing_under_the_name(

@@ -75,21 +75,26 @@ def quantize_into(
 ) -> Report:
     """As `quantize`, into `place.files`. What is whole there already, of the same model, options and texts, is left as
     it is."""
-    options.check()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    stored = floats_of(source, spec)
+    job = open_job(source, spec, options)
     if options.calibrated and not texts:
         raise ConfigError(f"{options.method} needs calibration texts")
-    job = Job(source, spec, options, stored)
+    place.start(job.key(texts), job.size)
+    known = place.state.get("report")
+    return _Run(job, texts, place, progress).run() if known is None else Report.from_json(known)
+
+
+def open_job(source: ModelSource, spec: ModelSpec, options: QuantizeOptions) -> Job:
+    """Raises as `quantize`, but for texts that are missing."""
+    options.check()
+    job = Job(source, spec, options, floats_of(source, spec))
     if not job.targets:
         raise ConfigError(
             f"no matrix of {source.name} can be stored in {options.format} with {options.bits} bits and groups of "
             f"{options.group or 'whole rows'}: their sizes do not fit"
         )
-    place.start(job.key(texts), job.size)
-    known = place.state.get("report")
-    return _Run(job, texts, place, progress).run() if known is None else Report.from_json(known)
+    return job
 
 
 class _Run:

@@ -227,8 +227,8 @@ def eviction_rows(
 
 
 def draw_budgets(Figure: Any, rows: Sequence[Row]) -> Any:
-    """Perplexity after the prompt, and the share of the passage that is copied, over the share of the prompt that
-    stays."""
+    """Perplexity after the prompt, and the share of needles that are predicted right, over the share of the prompt
+    that stays."""
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     for place, (metric, title) in enumerate(_DRAWN.items()):
         axes = figure.add_subplot(1, 2, place + 1)

@@ -18,7 +18,6 @@ from headrace.bench.report import Row, row_of_runs
 from headrace.config import EngineConfig
 from headrace.errors import ConfigError, ModelError
 from headrace.evaluation.quality import NUMBERS
-from headrace.models.source import HubOptions, resolve_model
 
 VARIANTS = (
     "rtn:8", "fp8", "smoothquant", "rtn:4", "gptq:4", "awq:4", "rtn:3", "gptq:3", "auto:4.13", "auto:3.13",
@@ -51,13 +50,14 @@ def command_words(variant: str) -> list[str]:
 
 def quantization_rows(
     config: EngineConfig,
+    folder: Path,
     variants: Sequence[str],
     seeds: Sequence[int],
     more: Sequence[str],
     progress: Callable[[str], None],
 ) -> Iterator[Row]:
     """A row for the model as it is, then one for each variant: the medians over the seeds of the calibration texts, and
-    the speed of the first. more: options of `headrace quantize` for all.
+    the speed of the first. folder: of the model's files. more: options of `headrace quantize` for all.
 
     Raises ModelError with the command's own message where a variant cannot be made.
     """
@@ -70,19 +70,18 @@ def quantization_rows(
             rates: dict[str, float] = {}
             for seed in seeds:
                 progress(variant if len(seeds) == 1 else f"{variant}, seed {seed}")
-                folder = Path(kept) / "model"
-                words = [*command_words(variant), "--seed", str(seed), *more]
-                numbers = _quantise(config.model, folder, words)
+                made = Path(kept) / "model"
+                numbers = _quantise(folder, made, [*command_words(variant), "--seed", str(seed), *more])
                 if not told:  # its perplexity is in each variant's numbers
                     told = True
                     original = {
                         "perplexity": numbers["divergence"]["reference"]["perplexity"],
-                        **_stored(config),
+                        **_stored(folder),
                     }
                     yield row_of_runs({"variant": "as it is"}, [{**original, **plain}])
                 runs.append(_lost(numbers))
-                rates = rates or _rates(replace(config, model=str(folder), tokenizer=config.tokenizer))
-                shutil.rmtree(folder)
+                rates = rates or _rates(replace(config, model=str(made), tokenizer=config.tokenizer))
+                shutil.rmtree(made)
             row = row_of_runs({"variant": variant}, runs)
             yield replace(row, values={**row.values, **rates})
 
@@ -131,11 +130,9 @@ def draw_pareto(Figure: Any, rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _stored(config: EngineConfig) -> dict[str, float]:
+def _stored(folder: Path) -> dict[str, float]:
     """Bytes of the model's weights as they are."""
-    path = resolve_model(config.model, HubOptions(download_dir=config.download_dir)).path
-    files = [] if path is None else [path] if path.is_file() else path.glob("*.safetensors")
-    return {"checkpoint_bytes": float(sum(one.stat().st_size for one in files))}
+    return {"checkpoint_bytes": float(sum(one.stat().st_size for one in folder.glob("*.safetensors")))}
 
 
 def _rates(config: EngineConfig) -> dict[str, float]:
@@ -150,12 +147,12 @@ def _rates(config: EngineConfig) -> dict[str, float]:
     return found
 
 
-def _quantise(model: str, folder: Path, words: Sequence[str]) -> dict[str, Any]:
+def _quantise(model: Path, out: Path, words: Sequence[str]) -> dict[str, Any]:
     run = subprocess.run(
-        [sys.executable, "-m", "headrace", "quantize", model, "-o", str(folder), "--eval", *words],
+        [sys.executable, "-m", "headrace", "quantize", str(model), "-o", str(out), "--eval", *words],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if run.returncode:
         raise ModelError(" ".join(run.stderr.split())[-600:] or "headrace quantize failed")
-    numbers: dict[str, Any] = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
+    numbers: dict[str, Any] = json.loads((out / NUMBERS).read_text(encoding="utf-8"))
     return numbers

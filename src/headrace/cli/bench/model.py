@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.bench.kind import Flags, Kind, Prepared, prepare_subject
 from headrace.cli.engine_flags import engine_config, engine_options
-from headrace.cli.parser import add_number, check_writable
+from headrace.cli.models.quantize_flags import add_flags, parsed
+from headrace.cli.parser import add_number, check_writable, needs_extra
 
 if TYPE_CHECKING:
     from headrace.bench.model.latency import Progress
@@ -221,28 +222,48 @@ def _quantization_flags(parser: Flags) -> None:
 def _quantization(args: argparse.Namespace) -> Prepared:
     from headrace.bench.quality.quantization import VARIANTS, command_words, quantization_rows
     from headrace.bench.quality.quantization_page import check_page
+    from headrace.models.source import HubOptions, resolve_model
+    from headrace.models.stored import stored_spec
 
+    with needs_extra("torch", "quantising"):
+        from headrace.quantize.matrices import floats_of
     if args.markdown is not None:
         check_writable("the table", str(args.markdown))
         check_page(args.markdown)
     config = engine_config(args)
     variants = VARIANTS if args.variants is None else args.variants
-    for variant in variants:  # refuses wrong names before the first model is made
-        command_words(variant)
     more = ["--samples", str(args.samples), "--eval-tokens", str(args.eval_tokens)]
     for flag, path in (("--data", args.data), ("--eval-data", args.eval_data)):
         more += [] if path is None else [flag, str(path)]
     if config.num_threads is not None:
         more += ["--num-threads", str(config.num_threads)]
+    for variant in variants:  # refuses wrong options before the first model is made
+        _check_words(variant, [*command_words(variant), *more])
+    source = resolve_model(config.model, HubOptions(config.revision, config.download_dir))
+    floats_of(source, stored_spec(source))
+    assert source.path is not None
+    folder = source.path
 
     def rows(progress: Progress) -> Iterator[Row]:
-        return quantization_rows(config, variants, args.calibration_seeds, more, progress)
+        return quantization_rows(config, folder, variants, args.calibration_seeds, more, progress)
 
     return Prepared(
         rows,
         len(variants) * len(args.calibration_seeds) + 1,
         {**config.to_json(), "variants": list(variants)},
     )
+
+
+def _check_words(variant: str, words: Sequence[str]) -> None:
+    """Raises ConfigError for what `headrace quantize` would refuse of the options of a variant."""
+    from headrace.errors import ConfigError
+
+    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False)
+    add_flags(parser)
+    try:
+        parsed(parser.parse_args(["model", "-o", "out", *words]))
+    except (argparse.ArgumentError, ConfigError) as error:
+        raise ConfigError(f"variant {variant!r:.60}: {error}") from None
 
 
 def _quantization_page(args: argparse.Namespace, report: Report) -> None:

@@ -41,6 +41,8 @@ _PLAIN = (
     "speculative_quantization",
 )
 """Options of the model that its reference does without, where that is the same model."""
+_SHARED = ("num_threads", "max_model_len", "download_dir")
+"""Options of the model that another one as its reference has too."""
 
 
 def add_parser(commands: Any) -> None:
@@ -58,7 +60,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="bundled name, folder, GGUF file or hub id")
     group = parser.add_argument_group("evaluation")
     group.add_argument(
-        "--reference", metavar="MODEL", help="what to compare with; it takes none of the engine options"
+        "--reference",
+        metavar="MODEL",
+        help="what to compare with; of the engine options it takes --num-threads, "
+        "--max-model-len and --download-dir alone",
     )
     group.add_argument("--data", type=Path, metavar="FILE", help="texts (default: bundled stories)")
     add_number(group, "--tokens", 20_000, "tokens of text to measure on, at most")
@@ -139,7 +144,7 @@ def _reference(args: argparse.Namespace, options: Mapping[str, Any]) -> JudgedLL
     from headrace.bench.quality.judged import JudgedLLM
 
     if args.reference is not None:
-        kept = {name: value for name, value in options.items() if name in ("num_threads", "max_model_len")}
+        kept = {name: value for name, value in options.items() if name in _SHARED}
         return JudgedLLM(args.reference, kept)
     plain = {name: value for name, value in options.items() if name not in _PLAIN}
     if plain == options:

@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
         _check_kernels(args)
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
     spec = stored_spec(source)
+    _check_model(source, spec, asked, args.method == AUTO_METHOD)
     texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
 
     with open_unfinished(args.output) as place:
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             report = make(asked)
             if args.eval:
-                _write_quality(args, report, _compare(args, place.files), place.files)
+                _write_quality(args, report, _compare(args, source, place.files), place.files)
         _tell(report, bool(texts))
         size = _pack(args, place) if packed else report.size
         place.commit(place.packed if packed else place.files)
@@ -185,7 +186,7 @@ def _gated(
             plan,
             limits,
             lambda one: make(one.options),
-            lambda: _compare(args, place.files),
+            lambda: _compare(args, source, place.files),
             lambda text: print(text, file=sys.stderr),
         )
     except LimitsNotMet:
@@ -193,6 +194,24 @@ def _gated(
         raise
     _write_quality(args, report, (divergence, agreement), place.files, limits, plan.wide)
     return report
+
+
+def _check_model(
+    source: ModelSource, spec: ModelSpec, asked: QuantizeOptions | GGUFOptions, auto: bool
+) -> None:
+    """Raises as `quantize.run.quantize`, before texts are sampled and anything is measured, where the model is not one
+    of floats or the options do not fit it; those of auto are not all known yet."""
+    from headrace.quantize.gguf import run as gguf
+    from headrace.quantize.matrices import floats_of
+    from headrace.quantize.options import QuantizeOptions
+    from headrace.quantize.run import open_job
+
+    if not isinstance(asked, QuantizeOptions):
+        gguf.open_job(source, spec, asked)
+    elif auto:
+        floats_of(source, spec)
+    else:
+        open_job(source, spec, asked)
 
 
 def _check_kernels(args: argparse.Namespace) -> None:
@@ -222,10 +241,11 @@ def _pack(args: argparse.Namespace, place: Unfinished) -> int:
     return found.ledger.weight_bytes
 
 
-def _compare(args: argparse.Namespace, folder: Path) -> tuple[Divergence, Agreement]:
+def _compare(args: argparse.Namespace, source: ModelSource, folder: Path) -> tuple[Divergence, Agreement]:
+    """Beside the files that were quantised, which the name of a model of the hub may no longer stand for."""
     from headrace.cli.models.evaluate import compare
 
-    return compare(str(folder), args.model, args.eval_data, args.eval_tokens, args.num_threads)
+    return compare(str(folder), str(source.path), args.eval_data, args.eval_tokens, args.num_threads)
 
 
 def _write_quality(
@@ -259,7 +279,7 @@ def _texts(args: argparse.Namespace, source: ModelSource, longest: int) -> list[
 
     length = min(args.length, longest)
     if args.self_calibration:
-        return _own_texts(args, length)
+        return _own_texts(args, source, length)
     assert source.path is not None
     path = BUNDLED_CALIBRATION if args.data is None else args.data
     where = "the bundled file" if args.data is None else str(path)
@@ -268,14 +288,14 @@ def _texts(args: argparse.Namespace, source: ModelSource, longest: int) -> list[
     )
 
 
-def _own_texts(args: argparse.Namespace, length: int) -> list[tuple[int, ...]]:
+def _own_texts(args: argparse.Namespace, source: ModelSource, length: int) -> list[tuple[int, ...]]:
     from headrace.bench.quality.judged import JudgedLLM
     from headrace.evaluation.documents import read_records
     from headrace.quantize.calibration import own_texts
 
     records = () if args.data is None else read_records(args.data)
     options: dict[str, Any] = {} if args.num_threads is None else {"num_threads": args.num_threads}
-    model = JudgedLLM(args.model, {**options, "download_dir": args.download_dir})
+    model = JudgedLLM(str(source.path), options)
     return own_texts(model, args.samples, length, args.seed, records, model.llm.tokenizer)
 
 

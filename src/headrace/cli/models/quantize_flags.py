@@ -76,9 +76,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="quantise the head as well; one that is the embeddings becomes a matrix of its own",
     )  # fmt: skip
     group.add_argument(
-        "--smoothing", type=float, default=0.5, metavar="A",
-        help="of smoothquant: 0 leaves all of their size to large inputs, 1 gives it to the weights "
-        "(default: %(default)s)",
+        "--smoothing", type=float, metavar="A",
+        help="of smoothquant: 0 leaves all of their size to large inputs, 1 gives it to the weights (default: 0.5)",
     )  # fmt: skip
     group.add_argument(
         "--static-inputs", action="store_true",
@@ -144,6 +143,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def parsed(args: argparse.Namespace) -> QuantizeOptions | GGUFOptions:
     """What the flags ask for; of auto, all but the budget's result. Raises ConfigError for flags that do not go
     together."""
+    from headrace.plan.units import parse_bytes
     from headrace.quantize.gguf.run import is_gguf
 
     check_range("samples", args.samples, 0, 1_000_000)
@@ -153,6 +153,14 @@ def parsed(args: argparse.Namespace) -> QuantizeOptions | GGUFOptions:
     check_range("max-perplexity-increase", args.max_perplexity_increase, 0.0, 100.0)
     check_range("eval-tokens", args.eval_tokens, 2, 10**9)
     check_range("bits-per-weight", args.bits_per_weight, 1.0, 16.0)
+    if args.size is not None:
+        parse_bytes(args.size)
+    if args.smoothing is not None and args.method != "smoothquant":
+        raise ConfigError("--smoothing is for --method smoothquant")
+    if args.data is not None and not args.samples:
+        raise ConfigError("--data needs --samples")
+    if args.eval_data is not None and not (args.eval or _limited(args)):
+        raise ConfigError("--eval-data is for --eval and for limits of what is lost")
     budgets = [one for one in (args.bits_per_weight, args.size) if one is not None]
     if args.method == AUTO_METHOD and len(budgets) != 1:
         raise ConfigError("--method auto needs one of --bits-per-weight and --size")
@@ -165,6 +173,10 @@ def parsed(args: argparse.Namespace) -> QuantizeOptions | GGUFOptions:
     asked = _auto_options(args) if args.method == AUTO_METHOD else _options(args)
     asked.check()
     return asked
+
+
+def _limited(args: argparse.Namespace) -> bool:
+    return args.max_kl is not None or args.max_perplexity_increase is not None
 
 
 def groups_asked(args: argparse.Namespace) -> tuple[int | None, ...] | None:
@@ -187,6 +199,7 @@ def command_words(args: argparse.Namespace) -> str:
 def _options(args: argparse.Namespace) -> QuantizeOptions:
     from headrace.quantize.methods import METHODS
     from headrace.quantize.options import QuantizeOptions
+    from headrace.quantize.smoothquant import STRENGTH
 
     eight, floats = METHODS[args.method].only_eight, METHODS[args.method].floats
     size = args.group_size or ("channel" if eight else _GROUP)
@@ -203,7 +216,7 @@ def _options(args: argparse.Namespace) -> QuantizeOptions:
         strategy=_STRATEGIES[size] if floats else "channel",
         static=args.static_inputs,
         dynamic=args.dynamic_inputs,
-        smoothing=args.smoothing,
+        smoothing=STRENGTH if args.smoothing is None else args.smoothing,
         rotate=args.rotate,
         seed=args.seed,
         head=args.head,
