@@ -72,7 +72,7 @@ def test_options_that_would_change_an_answer_are_refused() -> None:
 
 def test_speculation_under_vllms_names() -> None:
     for pasted, ours in (
-        ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}, ("ngram", 5, None)),
+        ({"method": "ngram", "num_speculative_tokens": 5, "max_model_len": None}, ("ngram", 5, None)),
         ({"model": "[ngram]"}, ("ngram", None, None)),
         ({"model": "tale-draft", "quantization": "int8"}, ("tale-draft", None, "int8")),
         ({"method": "draft_model", "model": "tale-draft"}, ("tale-draft", None, None)),
@@ -80,6 +80,14 @@ def test_speculation_under_vllms_names() -> None:
         config = EngineConfig.from_kwargs(model="tale", speculative_config=pasted)
         found = (config.speculative, config.num_speculative_tokens, config.speculative_quantization)
         assert found == ours
+    unused = {"method": "ngram", "prompt_lookup_max": 4, "max_model_len": 9, "draft_tensor_parallel_size": 1}
+    kept, warning = translate({"speculative_config": unused})
+    assert kept == {"speculative": "ngram"} and warning is not None
+    assert (
+        "speculative_config prompt_lookup_max (" in warning
+        and "speculative_config max_model_len (" in warning
+    )
+    assert "draft_tensor" not in warning
     old = EngineConfig.from_kwargs(model="tale", speculative_model="tale-draft", num_speculative_tokens=3)
     assert (old.speculative, old.num_speculative_tokens) == ("tale-draft", 3)
     pasted = {"method": "ngram", "acceptance_method": "typical_acceptance_sampler"}

@@ -36,6 +36,7 @@ class Machine:
         self.drafts: list[tuple[int, ...]] = [()] * len(rates)
         self.tokens = [1000] * len(rates)
         self.embedded = 0  # tokens of other requests in each step, which are not drafted for
+        self.others = 0  # these requests
 
     def propose(self, sequences: Sequence[Drafted]) -> list[Proposal]:
         self.asked += 1
@@ -69,7 +70,8 @@ class Machine:
                 sequences.append(
                     Drafted(at, at, work, range(known + 1), known, 0, self.most, accepted, STATE, ("", ""))
                 )
-            if self.speculation.rests(len(sequences), decoding=size == len(sequences)):
+            slices = len(sequences) + self.others
+            if self.speculation.rests(slices, decoding=size == len(sequences)):
                 self.drafts = [()] * len(sequences)
             else:
                 self.drafts = [tokens for tokens, _ in self.speculation.draft(sequences, size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_states_wait_until_their_token_is_read() -> None:
     one.stored = 11
     one.note(drafted(11, states[10:11]))
     assert np.array_equal(one.before(10, 2), states[9:11])  # the last token may be read again
-    assert len(one.states) == 2
+    assert one.waiting == 2
     one.note(drafted(15, None))  # a step that could give none
     one.note(drafted(17, states[15:17]))
     assert np.array_equal(one.before(16, 2), states[15:17]) and not one.before(11, 5).any()
@@ -82,8 +83,27 @@ def test_few_states_wait_while_nothing_is_drafted() -> None:
     for at in range(0, 4 * _KEPT, 8):
         one.note(drafted(at + 8, np.full((8, 2), at, dtype=np.float32)))
         one.forget()
-    assert len(one.states) == _KEPT and one.first == 3 * _KEPT
+    assert one.waiting == _KEPT and one.first == 3 * _KEPT
     assert one.before(4 * _KEPT, 1)[0, 0] == 4 * _KEPT - 8
+
+
+def test_states_that_wait_are_not_copied_in_each_step() -> None:
+    one, row = _Progress(0, 512), 512 * 4
+    one.note(drafted(100, np.ones((100, 512), dtype=np.float32)))
+    copied = 0
+    tracemalloc.start()
+    try:
+        for at in range(100, 4 * _KEPT):
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            one.note(drafted(at + 1, np.full((1, 512), at, dtype=np.float32)))
+            one.forget()
+            copied += tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert copied < 8 * 4 * _KEPT * row
+    assert np.array_equal(one.before(4 * _KEPT - 9, 10)[:, 0], np.arange(4 * _KEPT - 10, 4 * _KEPT))
+    assert not one.before(2 * _KEPT, 3).any()
 
 
 def test_the_plan_counts_the_layer_and_its_cache() -> None:

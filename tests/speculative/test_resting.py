@@ -97,6 +97,18 @@ def test_a_rest_is_as_long_where_batches_take_turns() -> None:
     assert machine.asked == asked and not speculation.rests(1, decoding=True)
 
 
+def test_a_rest_ends_beside_requests_that_are_not_drafted_for() -> None:
+    machine = Machine(steep, [0.0] * 3, draft_s=0.3)
+    while not machine.speculation.resting:
+        machine.run(1)
+    asked, left = machine.asked, machine.speculation._rest(3).left + machine.speculation._quiet
+    machine.others = machine.embedded = 1
+    machine.run(left)
+    assert machine.asked == asked
+    machine.run(2)
+    assert machine.asked > asked
+
+
 def test_steps_are_measured_while_drafting_rests() -> None:
     machine = Machine(steep, [0.0] * 4, draft_s=0.3)
     while not machine.speculation.resting:

@@ -123,7 +123,8 @@ def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | N
     kept: dict[str, object] = {}
     ignored: list[str] = []
     options = dict(options)
-    for name, value in _speculation(options.pop("speculative_config", None)).items():
+    pasted = options.pop("speculative_config", None)
+    for name, value in _speculation(pasted).items():
         if options.get(name) is not None:
             raise ConfigError(f"speculative_config and {name} are the same option; give one of them")
         options[name] = value
@@ -140,6 +141,12 @@ def translate(options: Mapping[str, object]) -> tuple[dict[str, object], str | N
             raise ConfigError(f"{name} {value!r:.80} is not supported: {known.instead}")
         else:
             ignored.append(f"{name} ({known.instead})")
+    if isinstance(pasted, Mapping):
+        ignored += [
+            f"speculative_config {name} ({known.instead})"
+            for name, known in _UNUSED.items()
+            if not known.quiet(pasted.get(name))
+        ]
     if not ignored:
         return kept, None
     return kept, f"accepted without effect: {', '.join(ignored)}; see docs/options.md"
@@ -152,7 +159,13 @@ _SPECULATION = {
     "acceptance_method": "acceptance",
 }
 """Fields of vLLM's speculative_config -> options here."""
-_UNUSED = frozenset({"prompt_lookup_max", "prompt_lookup_min", "draft_tensor_parallel_size", "max_model_len"})
+_UNUSED = {
+    "prompt_lookup_max": Accepted("runs of 2 and 4 equal tokens are looked up"),
+    "prompt_lookup_min": Accepted("runs of 2 and 4 equal tokens are looked up"),
+    "draft_tensor_parallel_size": Accepted("one device runs what drafts", _one),
+    "max_model_len": Accepted("what drafts reads sequences as long as the model's"),
+}
+"""Those without effect."""
 
 
 def _speculation(config: object) -> dict[str, object]:

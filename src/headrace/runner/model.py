@@ -79,8 +79,8 @@ class StepSampler(Protocol[SamplerLogits]):
         with_logprobs: bool = True,
     ) -> SampleOutput:
         """A token for each of `rows`; row i reads logits row at[i], or row i without `at`. Rows whose sequence has a
-        grammar need `masks`. Log-probabilities are given where a sequence asks for them, unless `with_logprobs` is
-        False."""
+        grammar follow it where there are `masks`: drafts are sampled without. Log-probabilities are given where a
+        sequence asks for them, unless `with_logprobs` is False."""
         ...
 
     def exclude(self, logits: SamplerLogits, rows: Sequence[int], tokens: Sequence[int]) -> None:

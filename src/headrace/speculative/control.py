@@ -175,7 +175,7 @@ class Speculation:
             self._widths = [0] * len(self.methods)
 
     def draft(self, sequences: Sequence[Drafted], tokens: int) -> list[Draft]:
-        if self.adaptive and self._reads_states and (rest := self._rest(len(sequences))).left:
+        if self.adaptive and (rest := self._rest(len(sequences))).left:
             rest.left -= 1
             return self._pass_over(sequences)
         entered = self._now()

@@ -6,6 +6,7 @@ values are written again once the model has computed those tokens.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,14 +32,16 @@ _KEPT = RECENT_STATES
 
 
 class _Progress:
-    """Of one sequence: the first `stored` tokens have their KV in the layers' groups. `states` [n, H] are the model's
-    from position `first` on."""
+    """Of one sequence: the first `stored` tokens have their KV in the layers' groups. The model's states of `waiting`
+    tokens from position `first` on are kept, as the steps gave them: a step copies only its own."""
 
-    __slots__ = ("first", "states", "stored")
+    __slots__ = ("_hidden_size", "_parts", "_skipped", "first", "stored", "waiting")
 
     def __init__(self, stored: int, hidden_size: int) -> None:
-        self.stored, self.first = stored, 0
-        self.states: NDArray[np.float32] = np.empty((0, hidden_size), dtype=np.float32)
+        self.stored, self.first, self.waiting = stored, 0, 0
+        self._hidden_size = hidden_size
+        self._parts: deque[NDArray[np.float32]] = deque()  # [n, H] each
+        self._skipped = 0  # states of the first part that are not kept
 
     def note(self, one: Drafted) -> None:
         """Keep the states of a step as far as they are to be read still: that before the last token may be, again."""
@@ -46,25 +49,38 @@ class _Progress:
         if new is None:
             return
         begin = one.computed - len(new)
-        if begin == self.first + len(self.states):
-            new, begin = np.concatenate((self.states, new)), self.first
-        self.first, self.states = begin, new
-        self._drop(self.stored - 2 - begin)
+        if begin != self.first + self.waiting:
+            self._parts.clear()
+            self.first, self.waiting, self._skipped = begin, 0, 0
+        self._parts.append(new.copy())
+        self.waiting += len(new)
+        self._drop(self.stored - 2 - self.first)
 
     def forget(self) -> None:
         """Keep few states: they are not read."""
-        self._drop(len(self.states) - _KEPT)
+        self._drop(self.waiting - _KEPT)
 
     def _drop(self, count: int) -> None:
-        count = min(max(count, 0), len(self.states))
-        self.first, self.states = self.first + count, self.states[count:].copy()
+        """The memory of a part is given back once half of it is not kept."""
+        count = min(max(count, 0), self.waiting)
+        self.first, self.waiting, self._skipped = (
+            self.first + count, self.waiting - count, self._skipped + count,
+        )  # fmt: skip
+        while self._parts and self._skipped >= len(self._parts[0]):
+            self._skipped -= len(self._parts.popleft())
+        if self._skipped and 2 * self._skipped >= len(self._parts[0]):
+            self._parts[0], self._skipped = self._parts[0][self._skipped :].copy(), 0
 
     def before(self, start: int, count: int) -> NDArray[np.float32]:
         """[count, H]: for each token from position `start` on the state of the one before, zero where not known."""
-        found = np.zeros((count, self.states.shape[1]), dtype=np.float32)
-        low, high = max(start - 1, self.first), min(start - 1 + count, self.first + len(self.states))
-        if low < high:
-            found[low - start + 1 : high - start + 1] = self.states[low - self.first : high - self.first]
+        found = np.zeros((count, self._hidden_size), dtype=np.float32)
+        least = self.first - (start - 1)  # counted from the first that is asked for, as the next is
+        begin = least - self._skipped  # of a part
+        for part in self._parts:
+            low, high = max(0, begin, least), min(count, begin + len(part))
+            if low < high:
+                found[low:high] = part[low - begin : high - begin]
+            begin += len(part)
         return found
 
 

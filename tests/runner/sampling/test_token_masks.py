@@ -340,6 +340,17 @@ def test_a_mask_is_applied_as_allowed_token_ids_are(
         assert free.tokens != by_mask.tokens  # the masks did something
 
 
+def test_drafts_are_sampled_without_masks(
+    grammars: GrammarRunner, make_sampler: Callable[[int], Any]
+) -> None:
+    limits = [range(5) for _ in range(len(PARAMS))]
+    logits = torch.randn(len(limits), 64, generator=torch.Generator().manual_seed(3))
+    sampler = make_sampler(64)
+    drafted = sampler.sample(logits, rows_of(grammars, 64, limits, True))
+    free = sampler.sample(logits, rows_of(grammars, 64, [None] * len(limits), False))
+    assert drafted.tokens == free.tokens and not drafted.errors
+
+
 def test_masks_and_lists_of_allowed_tokens_both_hold(
     grammars: GrammarRunner, make_sampler: Callable[[int], Any]
 ) -> None:

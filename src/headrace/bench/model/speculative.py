@@ -246,7 +246,9 @@ def _script(parts: EngineParts, rate: float, texts: Sequence[list[int]], seed: i
     """Let the methods of an engine draft the tokens of these texts, each right with probability `rate`."""
 
     def right(tokens: Sequence[int]) -> Sequence[int]:
-        return next((text for text in texts if text[: len(tokens)] == list(tokens)), ())
+        last, count = tokens[-1], len(tokens)  # drafting is timed: few texts are compared as a whole
+        near = (text for text in texts if len(text) >= count and text[count - 1] == last)
+        return next((text for text in near if text[:count] == list(tokens)), ())
 
     assert isinstance(parts.executor, ModelExecutor)
     speculation = parts.executor.drafter

@@ -68,10 +68,12 @@ class Edits:
         return fixed and not follow
 
     def apply(self, work: Tensor, rows: Sequence[SampleRow], masks: Bits | None = None) -> None:
-        """Edit the logits work [W, V] float32 of `rows` in place; masks [M, words] are of rows with grammars."""
+        """Edit the logits work [W, V] float32 of `rows` in place; masks [M, words] are of rows with grammars.
+
+        Without them no grammar is followed: so drafts are sampled.
+        """
         flat = work.view(-1)  # [W * V]
-        if self._matched:
-            assert masks is not None
+        if self._matched and masks is not None:
             allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : self._vocab_size]
             # A model may have logits for more ids than its masks know.
             known = np.zeros((len(masks), self._vocab_size), np.bool_)

@@ -55,9 +55,9 @@ class Sampler:
     ) -> SampleOutput:
         """Choose a token for each row of logits [R, V] float32, or for those of them in `at`; they are not changed.
 
-        `masks` are needed where a row's sequence has a grammar. Minus infinity marks a token that cannot occur.
-        A row with NaN or plus infinity, or without any token
-        left, fails alone, see SampleOutput. Raises ValueError where the shape or type of the logits is wrong.
+        A row whose sequence has a grammar follows it where there are `masks`. Minus infinity marks a token that cannot
+        occur. A row with NaN or plus infinity, or without any token left, fails alone, see SampleOutput. Raises
+        ValueError where the shape or type of the logits is wrong.
         """
         if at is not None:
             logits = logits[torch.tensor(at, dtype=torch.int64, device=logits.device)]
