@@ -48,12 +48,14 @@ class Repository:
 @dataclass
 class Faults:
     """cut: bytes after which the next answers with a file's content end. corrupt: how many of them have a wrong byte.
-    statuses: of the next answers whose path holds a text. no_ranges: `Range` is not obeyed."""
+    statuses: of the next answers whose path holds a text. no_ranges: `Range` is not obeyed. tags: in place of the
+    digest in a file's ETag."""
 
     cut: dict[str, list[int]] = field(default_factory=dict)
     corrupt: dict[str, int] = field(default_factory=dict)
     statuses: dict[str, list[int]] = field(default_factory=dict)
     no_ranges: bool = False
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -144,11 +146,13 @@ class _Handler(BaseHTTPRequestHandler):
         if file not in files:
             return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
         content = files[file]
-        headers = {"X-Repo-Commit": commit}
+        headers, tags = {"X-Repo-Commit": commit}, self.hub.faults.tags
         if not file.endswith(LARGE):
-            return self._bytes(file, content, {**headers, "ETag": f'"{git_digest(content)}"'})
+            return self._bytes(
+                file, content, {**headers, "ETag": f'"{tags.get(file) or git_digest(content)}"'}
+            )
         headers |= {
-            "X-Linked-Etag": f'"{digest(content)}"',
+            "X-Linked-Etag": f'"{tags.get(file) or digest(content)}"',
             "X-Linked-Size": str(len(content)),
             "Location": f"{self.hub.store}/store/{digest(content)}/{file.rsplit('/', 1)[-1]}",
         }

@@ -166,6 +166,14 @@ def test_a_damaged_repository(hub: Hub, cache: Path) -> None:
     assert not (cache / "models--org--gguf").exists()
 
 
+def test_a_file_in_place_of_a_repository(hub: Hub, cache: Path) -> None:
+    cache.mkdir()
+    (cache / "models--org--gguf").write_text("a file")
+    assert [left.repository for left in read_cache(cache).leftovers] == ["org/gguf"]
+    remove(cache, "org/gguf")
+    assert not (cache / "models--org--gguf").exists()
+
+
 def test_a_damaged_name_of_a_revision(hub: Hub, cache: Path) -> None:
     fetch("org/gguf:Q8_0")
     (ref,) = cache.glob("models--*/refs/main")

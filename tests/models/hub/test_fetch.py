@@ -136,6 +136,29 @@ def test_bytes_that_stay_damaged_are_refused(hub: Hub, cache: Path) -> None:
     assert not list(cache.glob("models--org--gguf/snapshots/*/*"))
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_bytes_are_compared_with_the_listing_whatever_their_tag(hub: Hub, cache: Path, name: str) -> None:
+    """A mirror's ETag need not be a digest; huggingface_hub, which fetches such a file, compares its size only."""
+    hub.faults.tags[name] = "tag-of-a-mirror"
+    assert (pull("org/plain").path / name).read_bytes() == hub.repositories["org/plain"].files[name]
+    shutil.rmtree(cache)
+    hub.faults.corrupt[name] = 99
+    assert f"{name} of hub model org/plain arrived twice with other bytes" in sentence(
+        "org/plain", ModelError
+    )
+    assert not list(cache.glob(f"models--org--plain/snapshots/*/{name}"))
+    hub.faults.corrupt.clear()
+    assert (pull("org/plain").path / name).read_bytes() == hub.repositories["org/plain"].files[name]
+
+
+def test_two_files_with_one_tag(hub: Hub) -> None:
+    """Each takes the place of the other in the cache, also where the first was there already."""
+    hub.faults.tags = dict.fromkeys(("m-F16-00001-of-00002.gguf", "m-F16-00002-of-00002.gguf"), "e" * 64)
+    hub.repositories["org/gguf"].files["m-F16-00001-of-00002.gguf"] += b"longer"
+    for _ in range(3):
+        assert "in another size than it lists" in sentence("org/gguf:F16")
+
+
 def test_a_part_of_something_else_is_noticed(hub: Hub, cache: Path) -> None:
     blobs = cache / "models--org--gguf" / "blobs"
     blobs.mkdir(parents=True)
@@ -273,6 +296,20 @@ def test_a_disk_that_fills_up(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyP
 def test_a_cache_that_cannot_be_written_to(hub: Hub, cache: Path) -> None:
     cache.mkdir(mode=0o500)
     assert "cannot be written to" in sentence("org/gguf:Q8_0", ModelError)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "folder"), [("blobs", False), ("snapshots", False), ("blobs/DIGEST.incomplete", True)]
+)
+def test_a_damaged_cache_is_not_the_hubs_fault(hub: Hub, cache: Path, damaged: str, folder: bool) -> None:
+    damaged = damaged.replace("DIGEST", digest(b"m-Q8_0.gguf" + BIG))
+    path = cache / "models--org--gguf" / damaged
+    path.mkdir(parents=True) if folder else path.parent.mkdir(parents=True)
+    if not folder:
+        path.write_text("a file")
+    said = sentence("org/gguf:Q8_0", ModelError)
+    assert f"the cache {cache} is damaged: " in said and "`headrace rm org/gguf` deletes" in said
+    assert "cannot be reached" not in said
 
 
 def test_a_listing_that_lies(hub: Hub) -> None:

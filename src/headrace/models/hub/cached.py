@@ -226,7 +226,7 @@ def _revisions(repo: CachedRepoInfo, reference: Reference) -> list[CachedRevisio
 def _damaged(folder: Path, reference: Reference) -> Removal:
     """Of a repository that the scan could not read: all of it, or nothing."""
     path = repository_folder(folder, reference.repository)
-    if not path.is_dir() and not path.is_symlink():
+    if not path.exists() and not path.is_symlink():
         raise ModelNotFound(
             f"the cache {folder} holds no model {reference.repository}; `headrace list` shows what it holds"
         )
@@ -252,10 +252,10 @@ def _folder_removal(
         before = _files(folder, path)
         if info is not None and repo is not None:
             _execute(info.delete_revisions(*(revision.commit_hash for revision in repo.revisions)))
-        if path.is_symlink():
-            path.unlink()
-        elif path.exists():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
         return _freed(before)
 
     return Removal((name,), sum(_files(folder, path).values()), run)

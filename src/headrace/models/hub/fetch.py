@@ -18,7 +18,7 @@ from headrace.errors import ModelError, ModelNotFound
 from headrace.models.hub.files import gguf_models, needed_files, side_files, weight_shards
 from headrace.models.hub.reference import Reference
 from headrace.models.hub.remote import HubFailure, Listing, cache_folder, list_files
-from headrace.models.hub.transfer import Target, fetch_file, is_there, repository_folder
+from headrace.models.hub.transfer import Target, fetch_file, is_there, repository_folder, wrong_size
 
 WORKERS = 4
 """Files that are fetched at once."""
@@ -105,6 +105,9 @@ def download(reference: Reference, listing: Listing, names: Sequence[str], cache
         # The largest first, so that none of them is left for the end.
         order = sorted(needed, key=lambda file: -(file.size or 0))
         _run(target, [partial(fetch_file, target, file) for file in order])
+    for file in files:
+        if not is_there(target, file):  # another file with the same ETag took its place
+            raise wrong_size(file)
     _write_ref(target, reference)
     sizes = [(target.snapshot / name).stat().st_size for name in names]
     return Fetched(_model_path(target.snapshot, names), listing.commit, tuple(names), sum(sizes), total)

@@ -112,7 +112,7 @@ def list_files(reference: Reference) -> Listing:
         if isinstance(name, str) and is_safe(name):
             digest = blob if lfs is None else lfs.sha256
             known = isinstance(digest, str) and _DIGEST.fullmatch(digest)
-            counted = isinstance(size, int) and size >= 0
+            counted = isinstance(size, int) and not isinstance(size, bool) and size >= 0
             files[name] = RemoteFile(name, size if counted else None, digest if known else None)
     return Listing(reference.repository, commit, MappingProxyType(files))
 

@@ -81,30 +81,42 @@ def fetch_file(target: Target, file: RemoteFile) -> None:
     Raises HubFailure where the hub does not send it, ModelError where it cannot be stored or is not what the hub
     lists, and Stopped.
     """
-    import huggingface_hub
-
     if is_there(target, file):
         return
     if target.stop.is_set():
         raise Stopped
     try:
         with _storing(target, file):
-            _remove_cut(target, target.snapshot / file.name)
-            _fetch_blob(target, file)
-            huggingface_hub.hf_hub_download(
-                target.listing.repository, file.name, revision=target.listing.commit, cache_dir=target.cache,
-                endpoint=endpoint(),
-            )  # fmt: skip
+            for again in (False, True):
+                _remove_cut(target, target.snapshot / file.name)
+                if _fetch_file(target, file):
+                    break
+                if again:
+                    _remove_cut(target, target.snapshot / file.name)
+                    raise _changed(target, file)
     except (HubFailure, ModelError, Stopped):
         raise
     except Exception as error:  # see remote.list_files
         raise failure(error) from error
     if not is_there(target, file):
-        raise _wrong_size(file)
+        raise wrong_size(file)
 
 
-def _fetch_blob(target: Target, file: RemoteFile) -> None:
-    """Put the file's content under its digest, where hf_hub_download finds it and makes the link."""
+def _fetch_file(target: Target, file: RemoteFile) -> bool:
+    """Put the file into the snapshot; False where it has other bytes than the hub lists."""
+    from huggingface_hub import hf_hub_download
+
+    verified = _fetch_blob(target, file)
+    path = hf_hub_download(
+        target.listing.repository, file.name, revision=target.listing.commit, cache_dir=target.cache,
+        endpoint=endpoint(),
+    )  # fmt: skip
+    return verified or file.digest is None or _is_intact(Path(path), file.digest)
+
+
+def _fetch_blob(target: Target, file: RemoteFile) -> bool:
+    """Put the file's content under its ETag, where hf_hub_download finds it and makes the link; False where that has to
+    fetch it, which compares no digest."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     listing = target.listing
@@ -112,7 +124,7 @@ def _fetch_blob(target: Target, file: RemoteFile) -> None:
     metadata = get_hf_file_metadata(url, timeout=TIMEOUT_S)
     size = file.size if file.size is not None else metadata.size
     if size is None or size > MAX_PLAIN_BYTES or metadata.etag is None or not _ETAG.fullmatch(metadata.etag):
-        return  # hf_hub_download fetches it, in one go
+        return False  # hf_hub_download fetches it, in one go
     blobs = target.folder / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     blob = blobs / metadata.etag
@@ -120,7 +132,7 @@ def _fetch_blob(target: Target, file: RemoteFile) -> None:
         blob.unlink()
     with _locked_part(blob) as part:
         if part is None:  # another process brought it
-            return
+            return True
         part.limit(target, size)
         for again in (False, True):
             _receive(target, file, part, url, size)
@@ -128,13 +140,11 @@ def _fetch_blob(target: Target, file: RemoteFile) -> None:
             if _is_intact(part.path, file.digest or metadata.etag):
                 os.fsync(part.fileno())
                 part.path.replace(blob)
-                return
+                return True
             part.truncate(0)  # it began as a part of something else, or was damaged on the way
             if again:
-                raise ModelError(
-                    f"{file.name:.200} of hub model {listing.repository} arrived twice with other bytes than the hub "
-                    "lists: something between here and the hub changes them"
-                )
+                raise _changed(target, file)
+    raise AssertionError("the second time returns or raises")
 
 
 def _receive(target: Target, file: RemoteFile, part: _Part, url: str, size: int) -> None:
@@ -265,7 +275,14 @@ def _remove_cut(target: Target, pointer: Path) -> None:
     pointer.unlink(missing_ok=True)
 
 
-def _wrong_size(file: RemoteFile) -> HubFailure:
+def _changed(target: Target, file: RemoteFile) -> ModelError:
+    return ModelError(
+        f"{file.name:.200} of hub model {target.listing.repository} arrived twice with other bytes than the hub lists: "
+        "something between here and the hub changes them"
+    )
+
+
+def wrong_size(file: RemoteFile) -> HubFailure:
     return HubFailure(f"sends {file.name:.200} in another size than it lists, {file.size} bytes")
 
 
@@ -284,5 +301,14 @@ def _storing(target: Target, file: RemoteFile) -> Iterator[None]:
             raise ModelError(
                 f"the cache {target.cache} cannot be written to ({error.strerror}): name another folder with "
                 "--download-dir or HF_HUB_CACHE"
+            ) from error
+        if target.cache.exists() and not target.cache.is_dir():
+            raise ModelError(
+                f"the cache {target.cache} is not a folder: name one with --download-dir or HF_HUB_CACHE"
+            ) from error
+        if Path(str(error.filename)).is_relative_to(target.cache):  # connections fail with OSError, too
+            raise ModelError(
+                f"the cache {target.cache} is damaged: {error.filename}: {error.strerror}; "
+                f"`headrace rm {target.listing.repository}` deletes the model's files there"
             ) from error
         raise
