@@ -320,6 +320,29 @@ def test_a_token_that_cannot_be_chosen_costs_none_before_it(stops: bool) -> None
     assert seen[0][2] == (None if stops else "nothing is left")
 
 
+class Broken(Trees):
+    """Fails in every step but the tenth."""
+
+    steps = 0
+
+    def draft(self, sequences: Sequence[Drafted], tokens: int) -> list[Draft]:
+        self.steps += 1
+        if self.steps != 10:
+            raise RuntimeError("a fault that comes back")
+        return super().draft(sequences, tokens)
+
+
+def test_a_drafter_that_fails_costs_no_token_and_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    plain, _ = run("full", None, asked())
+    drafter = Broken({}, seed=0)
+    found, _ = run("full", drafter, asked())
+    assert found == plain and drafter.steps > 60
+    said = [record.getMessage() for record in caplog.records]
+    counts = [1, 2, 4, 8, 1, 2, 4, 8, 16, 32, 64]
+    assert said == [f"drafting failed in {count} steps in a row" for count in counts[: len(said)]]
+    assert len(said) >= 10
+
+
 def test_a_drafter_gets_the_state_of_the_accepted_token() -> None:
     plain, states = Trees({}, seed=0), Trees({}, seed=1)
     text, _ = run("full", plain, asked(1), max_draft=DEPTH)

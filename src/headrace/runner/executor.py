@@ -84,6 +84,7 @@ class ModelExecutor(Generic[Logits]):
         self._decoded = False  # each slice of the last step was one token of a sequence that goes on
         self._hidden: dict[int, NDArray[np.float32]] = {}  # states of the last kept tokens of each slice
         self._faults = RowFaults(sampler)
+        self._failed_drafts = 0  # steps in a row whose drafting failed
         self._grammars = grammars
         self._num_matchers = 0
         self._all_tables = tuple(tables)
@@ -291,7 +292,8 @@ class ModelExecutor(Generic[Logits]):
     def _draft(
         self, drafter: Drafter, slices: list[SeqSlice], results: list[SliceResult]
     ) -> list[SliceResult]:
-        """The results with what may follow them. A drafter's exception costs the step's drafts, not its tokens."""
+        """The results with what may follow them. A drafter's exception costs the step's drafts, not its tokens. Of
+        failures in a row the first, second, fourth and so on are logged: a fault may come back in every step."""
         drafted, places = [], []
         for at, (work, result) in enumerate(zip(slices, results, strict=True)):
             sequence = self._sequences[work.request_id]
@@ -301,8 +303,11 @@ class ModelExecutor(Generic[Logits]):
         try:
             drafts = drafter.draft(drafted, sum(len(work.tokens) for work in slices))
         except Exception as error:
-            _log.error("drafting failed", exc_info=error)
+            self._failed_drafts += 1
+            if not self._failed_drafts & (self._failed_drafts - 1):
+                _log.error("drafting failed in %d steps in a row", self._failed_drafts, exc_info=error)
             return results
+        self._failed_drafts = 0
         for at, (tokens, parents) in zip(places, drafts, strict=True):
             if tokens:
                 results[at] = replace(results[at], draft=tokens, draft_parents=parents)

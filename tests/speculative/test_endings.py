@@ -1,4 +1,4 @@
-"""A stop string ends an output inside an accepted run of drafts where it ends it without drafts."""
+"""An output ends inside an accepted run of drafts where it ends without drafts: at stop strings, tokens and limits."""
 
 from __future__ import annotations
 
@@ -56,3 +56,43 @@ def test_a_stop_string_inside_an_accepted_run(method: str, temperature: float, e
         assert found.metrics.num_output_tokens == expected.metrics.num_output_tokens == len(theirs.token_ids)
         inside += sum(emitted) > len(ours.token_ids)  # drafts after the stop string were accepted, too
     assert inside >= 2
+
+
+ENDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, "max_tokens": 300},
+    {"temperature": 0.7, "max_tokens": 300, "min_tokens": 4},
+    {"temperature": 0.0, "max_tokens": 60, "stop": ["."], "min_tokens": 9},
+    {"temperature": 0.7, "max_tokens": 60, "min_tokens": 21},
+    {"temperature": 0.0, "max_tokens": 13},
+    {"temperature": 1.0, "max_tokens": 60, "min_tokens": 33, "presence_penalty": 0.3},
+)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["tale-draft", *(pytest.param(m, marks=pytest.mark.long) for m in ("tale-medusa", "tale-eagle"))],
+)
+def test_ends_inside_an_accepted_run(method: str, emitted: list[int]) -> None:
+    options = {"num_threads": 1, "show_progress": False}
+    plain = LLM("tale", **options)
+    (full_stop,) = plain.tokenizer.encode(".", add_special_tokens=False)
+    params = [
+        SamplingParams(**end, seed=at, logprobs=1, stop_token_ids=[full_stop] if at in (3, 5) else None)
+        for at, end in enumerate(ENDS)
+    ]
+    prompts = [PROMPT] * len(params)
+    expected = plain.generate(prompts, params, use_tqdm=False)
+    emitted.clear()
+    found = LLM("tale", speculative=method, adaptive_speculation=False, **options).generate(
+        prompts, params, use_tqdm=False
+    )
+    reasons = set()
+    for one, other in zip(found, expected, strict=True):
+        ours, theirs = one.outputs[0], other.outputs[0]
+        assert (ours.text, ours.token_ids, ours.logprobs) == (theirs.text, theirs.token_ids, theirs.logprobs)
+        assert (ours.finish_reason, ours.stop_reason) == (theirs.finish_reason, theirs.stop_reason)
+        assert one.metrics.num_output_tokens == other.metrics.num_output_tokens == len(ours.token_ids)
+        assert one.metrics.num_accepted_tokens < one.metrics.num_drafted_tokens
+        reasons.add((ours.finish_reason, ours.stop_reason))
+    assert reasons == {("stop", None), ("stop", "."), ("stop", full_stop), ("length", None)}
+    assert sum(emitted) > sum(len(one.outputs[0].token_ids) for one in found)  # right drafts after an end
