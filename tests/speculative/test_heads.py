@@ -150,6 +150,18 @@ def test_what_does_not_fit_is_named(
     assert "\n" not in str(error.value)
 
 
+def test_the_choices_of_a_head_are_bounded_in_large_vocabularies(tmp_path: Path) -> None:
+    base = BaseModel("small", 100_000, H)
+    for rank in (255, 256):
+        fields = {"vocab_size": base.vocab_size, "tree": [[0], [rank]]}
+        folder = write(tmp_path, section("medusa", **fields), medusa_tensors())
+        if rank == 255:
+            assert isinstance(load_heads(folder, base), MedusaHeads)
+            continue
+        with pytest.raises(CheckpointError, match=r"\[256\] is not a path of 1 to 2 ranks from 0 to 255"):
+            load_heads(folder, base)
+
+
 def test_a_folder_without_heads_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no draft heads 'nowhere'"):
         heads_folder("nowhere")

@@ -36,6 +36,8 @@ TOP = (1, 2, 3, 5)
 MAX_HEADS = 16
 MAX_BLOCKS = 8
 MAX_TREE = 1024
+MAX_RANKS = 256
+"""Choices of one head: each costs a draw at every step."""
 _MAX_SIZE = 1 << 20
 _MAX_WIDTH = 1 << 17
 _SIMILAR = 0.9
@@ -357,10 +359,13 @@ def _tree(found: object, heads: int, vocab_size: int) -> tuple[tuple[int, ...], 
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) > MAX_TREE:
         raise CheckpointError(f"tree of {SECTION} must be a list of at most {MAX_TREE} paths")
     paths: dict[tuple[int, ...], None] = {(): None}
+    ranks = min(vocab_size, MAX_RANKS)
     for path in found:
-        whole = isinstance(path, list) and all(type(rank) is int and 0 <= rank < vocab_size for rank in path)
+        whole = isinstance(path, list) and all(type(rank) is int and 0 <= rank < ranks for rank in path)
         if not whole or not 1 <= len(path) <= heads:
-            raise CheckpointError(f"tree of {SECTION}: {path!r:.60} is not a path of 1 to {heads} ranks")
+            raise CheckpointError(
+                f"tree of {SECTION}: {path!r:.60} is not a path of 1 to {heads} ranks from 0 to {ranks - 1}"
+            )
         if tuple(path[:-1]) not in paths or tuple(path) in paths:
             raise CheckpointError(f"tree of {SECTION}: {path!r:.60} comes twice, or before its parent")
         paths[tuple(path)] = None
