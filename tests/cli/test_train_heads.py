@@ -96,6 +96,8 @@ def test_heads_of_what_the_model_writes_are_the_same_each_time(tmp_path: Path) -
     [
         (["tale", "--data", "{few}"], "gives .* tokens to train on, but 1000 are needed"),
         (["tale", "--data", "{empty}"], "holds no text"),
+        (["tale", "--data", "{short}", "--heads", "16"], "at least 18 tokens.* fewer --heads"),
+        (["tale", "--data", "{short}", "--method", "eagle"], "at least 6 tokens; give longer ones$"),
         (["tale", "--data", "{here}/none.txt"], "cannot read"),
         (["tale", "--data", "{few}", "--prompts", "{few}"], "--prompts is for --data self"),
         (["tale", "--heads", "99"], "--heads must be between 1 and 16"),
@@ -106,12 +108,18 @@ def test_heads_of_what_the_model_writes_are_the_same_each_time(tmp_path: Path) -
 def test_what_cannot_be_trained_is_one_sentence(words: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "few.txt").write_text("Once upon a time.")
     (tmp_path / "empty.jsonl").write_text("\n")
-    places = {"few": tmp_path / "few.txt", "empty": tmp_path / "empty.jsonl", "here": tmp_path}
+    (tmp_path / "short.jsonl").write_text('{"text": "A fox."}\n' * 500)
+    places = {
+        "short": tmp_path / "short.jsonl",
+        "few": tmp_path / "few.txt",
+        "empty": tmp_path / "empty.jsonl",
+        "here": tmp_path,
+    }
     given = [word.format(**places) for word in words]
     with pytest.raises(HeadraceError, match=said) as error:
         _run(["--method", "medusa", *given, "-o", str(tmp_path / "heads"), "--num-threads", "1"])
     assert "\n" not in str(error.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "few.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "few.txt", "short.jsonl"]
 
 
 def _run(words: list[str]) -> None:

@@ -37,6 +37,11 @@ class Batch:
         return (at + ahead < self.lengths[:, None]) & (at >= self.first.clamp(min=least)[:, None])
 
 
+def predicted(document: Document, ahead: int, least: int = 0) -> int:
+    """At how many positions of a document `Batch.predicts` holds."""
+    return max(0, len(document.ids) - ahead - max(document.start - 1, least))
+
+
 class Corpus:
     """Documents and the hidden states of their tokens, [n, H] each."""
 

@@ -21,7 +21,8 @@ from headrace.speculative.training.data import Batch, Model, divergence, ranks
 
 _DEPTH = 3
 """Drafted tokens that training goes through; each costs as much as the first."""
-_MEASURED = 5
+MEASURED = 5
+"""Depths whose accuracy is measured."""
 _DECAY = 0.8
 _REGRESSION = 0.1
 """Weight of the distance between predicted and true states."""
@@ -134,9 +135,9 @@ class Eagle(nn.Module):
     @torch.no_grad()
     def ranks(self, batch: Batch) -> Tensor:
         """[N, 5]: rank of the true token at each depth of a draft along the true tokens."""
-        rows = batch.predicts(1, _MEASURED - 1)
+        rows = batch.predicts(1, MEASURED - 1)
         tokens = torch.roll(batch.ids, -1, dims=1)[rows]
-        found = [ranks(self.model.logits(one[rows]), tokens) for one in self.predict(batch, _MEASURED)]
+        found = [ranks(self.model.logits(one[rows]), tokens) for one in self.predict(batch, MEASURED)]
         return torch.stack(found, dim=1)
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:

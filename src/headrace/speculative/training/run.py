@@ -31,8 +31,8 @@ from headrace.models.spec import AttentionSpec, MLPSpec, ModelSpec
 from headrace.plan.hardware import this_machine
 from headrace.speculative.base_model import BaseModel, base_model, read_ends
 from headrace.speculative.heads import FORMAT, SAMPLE_TENSOR, SECTION, EagleLayer
-from headrace.speculative.training.data import Corpus, Model
-from headrace.speculative.training.eagle import Eagle
+from headrace.speculative.training.data import Corpus, Model, predicted
+from headrace.speculative.training.eagle import MEASURED, Eagle
 from headrace.speculative.training.fit import FitOptions, Method, accuracies, fit, measure
 from headrace.speculative.training.medusa import Medusa
 from headrace.speculative.training.tree import best_tree
@@ -117,7 +117,7 @@ def train_heads(
         rng = random.Random(options.fit.seed)
         documents = _documents(options, writer, rng, min(longest, LONGEST), stage)
         training, heldout = split(documents, rng)
-        _check(training, heldout, spec)
+        _check(training, heldout, spec, options)
         shown, read = stage("reading hidden states", "text"), 0
         corpora: list[Corpus] = []
         for part in (training, heldout):
@@ -173,12 +173,20 @@ def _documents(
     return found
 
 
-def _check(training: Sequence[Document], heldout: Sequence[Document], spec: ModelSpec) -> None:
+def _check(
+    training: Sequence[Document], heldout: Sequence[Document], spec: ModelSpec, options: TrainOptions
+) -> None:
     tokens = sum(one.trained for one in training)
     if tokens < _LEAST_TOKENS or not heldout:
         raise ConfigError(
             f"the text gives {tokens} tokens to train on, but {_LEAST_TOKENS} are needed: give more with --data "
             "or --tokens"
+        )
+    ahead, least = (options.heads + 1, 0) if options.method == "medusa" else (1, MEASURED - 1)
+    if not all(any(predicted(one, ahead, least) for one in part) for part in (training, heldout)):
+        fewer = ", or ask for fewer --heads" if options.method == "medusa" else ""
+        raise ConfigError(
+            f"the texts are too short: some need at least {ahead + least + 1} tokens; give longer ones{fewer}"
         )
     need = sum(len(one.ids) for one in (*training, *heldout)) * spec.hidden_size * 4
     if need > (room := this_machine().memory_available // 2):
