@@ -6,6 +6,7 @@ were accepted, and that others were rejected.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -16,12 +17,17 @@ from typing import Any
 
 import pytest
 
+from headrace import build
 from headrace.bench.workload import HEROES, THINGS
 from headrace.build import EngineParts
 from headrace.core.params import SamplingParams
 from headrace.core.types import BlockCopy, NewRequest
 from headrace.models.source import BUNDLED_FOLDER
 from headrace.runner.branches import Branches
+from headrace.runner.executor import ModelExecutor
+from headrace.speculative import resting
+from headrace.speculative.control import Speculation
+from headrace.speculative.method import Method
 from headrace.text.tokenizer import Tokenizer
 from tests import needs, tiny_mtp
 from tests.speculative.heads_folders import WIDE, any_eagle, near_medusa
@@ -226,6 +232,49 @@ def test_nothing_differs(
     assert seen.accepted >= 5 and seen.drafted - seen.accepted >= 2, seen
     assert len(side_paths) >= 3 or "trees" not in kind, side_paths
     assert_same(kind, seen, alone(kind, 2 if case == "everything" else 1))
+
+
+class Erratic(Speculation):
+    """Decides by a clock that runs at random: it drafts, cuts drafts, tries and rests at any time."""
+
+    def __init__(self, methods: Sequence[Method], **options: Any) -> None:
+        self._ticks, self._time = random.Random(7), 0.0
+        super().__init__(methods, clock=self._tick, **options)
+
+    def _tick(self) -> float:
+        self._time += self._ticks.choice((0.002, 0.1, 1.0, 5.0))
+        return self._time
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "eagle after n-grams",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("both", "trees", "states")),
+    ],
+)
+def test_how_much_is_drafted_changes_nothing(
+    kind: str,
+    folders: Mapping[str, str],
+    alone: Callable[[str, int], Run],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by default, where each sequence gets drafts of any length, or none, as the machine's times say."""
+    monkeypatch.setattr(resting, "SHORTEST", 2)
+    monkeypatch.setattr(resting, "LONGEST", 6)
+    monkeypatch.setattr(build, "Speculation", Erratic)
+    options, happened = CASES["everything"]
+    rests: list[bool] = []
+
+    def hook(parts: EngineParts, step: int) -> None:
+        assert isinstance(parts.executor, ModelExecutor) and isinstance(parts.executor.drafter, Erratic)
+        rests.append(parts.executor.drafter.resting)
+
+    seen = run({**located(kind, folders), **options}, asked(kind, 2), hook)
+    assert happened(seen), seen
+    changes = sum(one != other for one, other in itertools.pairwise(rests))
+    assert changes >= 6 and seen.accepted >= 2 and seen.drafted - seen.accepted >= 2, (changes, seen)
+    assert_same(kind, seen, alone(kind, 2))
 
 
 METHODS = (
