@@ -21,8 +21,10 @@ from headrace.cli import main
 from headrace.config import EngineConfig
 from headrace.config_resolve import resolve
 from headrace.models.families import read_spec
+from headrace.models.packed.folder import new_folder
 from headrace.models.packed.header import DATA_FILE, HEADER_FILE, read_header
 from headrace.models.shapes import SHAPES
+from headrace.models.source import resolve_model
 from headrace.plan.hardware import this_machine
 from headrace.plan.ledger import ledger
 from headrace.plan.report import summary
@@ -230,6 +232,42 @@ def test_inspect_explains_it(packed: Path, capsys: pytest.CaptureFixture[str]) -
     assert "int4" in lines["quantization"] and "what the packed folder was made with" in lines["quantization"]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cut", "it is not complete"),
+        ("absent", "packed.weights: No such file or directory"),
+        ("pipe", "packed.weights: it is not a regular file"),
+        ("layout", "packed in the layout 'older'"),
+        ("config", "which the config does not account for"),
+    ],
+)
+def test_inspect_refuses_what_cannot_be_loaded(
+    packed: Path, tmp_path: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(packed, tmp_path / "other")
+    data, config, header = (folder / one for one in (DATA_FILE, "config.json", HEADER_FILE))
+    if name == "cut":
+        os.truncate(data, data.stat().st_size - 4096)
+    elif name == "layout":
+        header.write_text(header.read_text().replace(read_header(folder).facts.layout, "older"))
+    elif name == "config":
+        config.write_text(config.read_text().replace('"num_hidden_layers": 6', '"num_hidden_layers": 5'))
+    else:
+        data.unlink()
+        if name == "pipe":
+            os.mkfifo(data)
+    assert main(["inspect", str(folder)]) == 1
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_a_gguf_file_beside_packed_weights_is_not_taken(packed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(packed, tmp_path / "other")
+    (folder / "other-Q4_K_M.gguf").write_bytes(b"GGUF, and nothing that can be read")
+    assert resolve_model(str(folder)).path == folder
+
+
 # ---- Sharing ----
 
 CHILD = """
@@ -425,6 +463,14 @@ def test_a_source_that_breaks_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         pack(EngineConfig(str(source), num_threads=1), tmp_path / "packed")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_another_process_is_faster(tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    with pytest.raises(ModelError, match="was made by another process meanwhile"), new_folder(folder, 0):
+        folder.mkdir()
+        (folder / HEADER_FILE).touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["packed", HEADER_FILE]
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:

@@ -15,15 +15,19 @@ from headrace.core.step_budget import StepBudget
 from headrace.errors import ConfigError, TokenizerError
 from headrace.gguf.files import GGUFModel
 from headrace.gguf.vocabulary import VOCABULARY_FILE, write_vocabulary
+from headrace.models.families import weight_names
 from headrace.models.generation_config import chosen_defaults
 from headrace.models.identity import weights_identity
+from headrace.models.packed.data import check_data
 from headrace.models.packed.folder import copy_tokenizer, new_folder, write_configs
 from headrace.models.packed.header import PackedHeader, is_packed, read_header
+from headrace.models.packed.match import check_layout, check_program
 from headrace.models.rope import with_context
 from headrace.models.source import HubOptions, ModelSource, resolve_model, tokenizer_folder
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights, open_source, stored_spec
 from headrace.ops.candidates import DEFAULT_TABLE
+from headrace.ops.cpu_features import packed_layout
 from headrace.ops.table import DENSE, Selection
 from headrace.plan.draft_methods import HISTORY, NGRAM, draft_methods
 from headrace.plan.hardware import Machine, this_machine
@@ -33,6 +37,7 @@ from headrace.plan.kv_identity import kv_identity
 from headrace.plan.ledger import Ledger, ledger
 from headrace.plan.resolved import ResolvedConfig
 from headrace.plan.scheduling import scheduler_config
+from headrace.program.lower import lower
 from headrace.runner.backend import Backend, open_backend, save_weights
 from headrace.runner.block_tables import BlockTables, all_tables
 from headrace.runner.drafting import Drafter
@@ -125,6 +130,8 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
             resolved, reasons=tuple(sorted((dict(resolved.reasons) | {"speculative": found.why}).items()))
         )
     spec = streaming_spec(stored, resolved.attention_sinks, resolved.sliding_window)
+    if header is not None:
+        _check_packed(header, spec, resolved)
     weights = resolved.weight_formats
     ops = DEFAULT_TABLE.select(
         device=resolved.device,
@@ -161,6 +168,15 @@ def _explained(resolved: ResolvedConfig, header: PackedHeader) -> ResolvedConfig
         ("dtype", "quantization", "weight_formats"), "what the packed folder was made with"
     )
     return replace(resolved, reasons=tuple(sorted((reasons | packed).items())))
+
+
+def _check_packed(header: PackedHeader, spec: ModelSpec, resolved: ResolvedConfig) -> None:
+    """Raise CheckpointError where loading the folder would: a plan of it would be of no use."""
+    layout = packed_layout(resolved.kernels or "")
+    if layout is not None:
+        check_layout(header, str(resolved.kernels), layout)
+    check_program(header, lower(spec, weight_names(spec)))
+    check_data(header)
 
 
 def pack(

@@ -151,8 +151,8 @@ class EngineConfig:
         for name in ("quantization", "speculative_quantization"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
-                if getattr(self, name) not in ACTIVATION_NAMES:
-                    put(self, name, named_format(getattr(self, name)).name)
+                text = getattr(self, name)
+                put(self, name, text.lower() if text.lower() in ACTIVATION_NAMES else named_format(text).name)
         if self.speculative is not None:
             _check_text("speculative", self.speculative)
             put(self, "speculative", ",".join(draft_methods(self.speculative)))

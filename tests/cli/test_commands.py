@@ -25,7 +25,7 @@ from headrace.models.families import read_spec
 from headrace.models.shapes import SHAPES
 from headrace.plan.vllm_options import ACCEPTED, RENAMED, TRANSLATED
 from headrace.program.lower import lower
-from tests import needs
+from tests import gguf_bytes, needs
 from tests.places import TALE
 
 RUN = [sys.executable, "-m", "headrace"]
@@ -79,6 +79,18 @@ def test_errors_are_one_sentence(words: list[str], said: str, capsys: pytest.Cap
     shown = capsys.readouterr()
     assert shown.err.startswith("headrace: error: ") and said in shown.err
     assert shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_inspect_plans_a_file_whose_vocabulary_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = gguf_bytes.model()
+    tokens = gguf_bytes.array(8, gguf_bytes.text(b"\xff").raw * gguf_bytes.VOCAB, gguf_bytes.VOCAB)
+    added = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens}
+    path = gguf_bytes.File({**dict(file.metadata), **added}, file.tensors).write(tmp_path / "m.gguf")
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert "a string in 'tokenizer.ggml.tokens' that is not UTF-8" in shown.out and shown.err == ""
 
 
 def test_inspect_lists_the_program(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.models.quantized import methods
+from headrace.quant.block_formats import METHODS, MIXES, named_format
 from headrace.quant.format import (
     BF16,
     F32,
@@ -21,6 +23,7 @@ from headrace.quant.format import (
     dense_format,
     parse_format,
 )
+from headrace.quantize.gguf import mixes
 
 
 @pytest.mark.parametrize(
@@ -55,11 +58,31 @@ def test_names_of_tables(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nf4-a16", "fp8-g32", "int3", "INT4", "int4-g16", "int4-asym-g32", "int4 ", "bf16", "int4-"]
+    "text", ["", "nf4-a16", "fp8-g32", "int3", "INT4 ", "int4-g16", "int4-asym-g32", "int4 ", "bf16", "int4-"]
 )
 def test_other_names_are_refused_with_the_grammar(text: str) -> None:
     with pytest.raises(ConfigError, match="-g32, -g64, -g128 or -channel"):
         parse_format(text)
+
+
+@pytest.mark.parametrize("text", ["INT4-G32", "Fp8", "Q4_K", "IQ4_NL", "q6_K"])
+def test_upper_and_lower_case_are_the_same(text: str) -> None:
+    assert named_format(text) == named_format(text.lower())
+
+
+def test_names_of_methods_and_mixes_are_explained() -> None:
+    """Those of vLLM's option for a checkpoint that is quantised already, and of llama.cpp's files."""
+    assert methods.METHODS.keys() - METHODS == {"fp8", "mxfp4"}  # formats here
+    assert {mix.upper() for mix in MIXES} == {mix for mix in mixes.MIXES if "_K_" in mix}
+    for method in METHODS:
+        with pytest.raises(
+            ConfigError, match=f"'{method}' is how a checkpoint was quantised.*leave the option out"
+        ):
+            named_format(method)
+    with pytest.raises(
+        ConfigError, match=r"'Q4_K_M' is a mix of types .* q4_k rounds .* --format gguf:Q4_K_M"
+    ):
+        named_format("Q4_K_M")
 
 
 def test_impossible_formats() -> None:

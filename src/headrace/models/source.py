@@ -16,6 +16,7 @@ from headrace.gguf.reader import begins_as_gguf
 from headrace.models.families.registry import contradicts_ties
 from headrace.models.hub.fetch import locate
 from headrace.models.hub.reference import parse_reference
+from headrace.models.packed.header import HEADER_FILE
 from headrace.models.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ MAX_JSON_BYTES = 16_000_000
 _NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"}
 """Pickled files that a training run leaves in a model's folder."""
 
-_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", HEADER_FILE)
+"""Files that say that a folder's weights are not in a GGUF file."""
+
 _GGUF = ".gguf"
 
 SourceKind = Literal["bundled", "folder", "hub", "shape"]
@@ -166,8 +169,8 @@ def _settled(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _gguf_in(folder: Path) -> Path | None:
-    """The one GGUF model of a folder without safetensors."""
-    if any((folder / name).exists() for name in _SAFETENSORS):
+    """The one GGUF model of a folder without other weights."""
+    if any((folder / name).exists() for name in _WEIGHTS):
         return None
     try:
         names = models_in([path.name for path in folder.iterdir()])

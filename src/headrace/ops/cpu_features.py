@@ -92,6 +92,13 @@ def detect() -> CpuFeatures:
     return detect_without_native() if _extension is None else _detect_native(_extension)
 
 
+def packed_layout(kernels: str) -> str | None:
+    """The layout of matrices that native kernels of this machine read; None where there are none of that name."""
+    if _extension is None or kernels not in detect().kernels:
+        return None
+    return str(_extension.Kernels(kernels).layout)
+
+
 def detect_without_native() -> CpuFeatures:
     """The fallback of `detect`: /proc and /sys on Linux, almost nothing elsewhere."""
     first = _proc_cpus()[0] if _proc_cpus() else {}

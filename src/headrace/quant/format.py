@@ -287,14 +287,14 @@ def dense_format(dtype: str, stored: str | None = None) -> WeightFormat:
 
 
 def parse_format(text: str) -> WeightFormat:
-    """A quantised format from its name: the codes, then the group, then -asym, then -a16.
+    """A quantised format from its name, in upper or lower case: the codes, then the group, then -asym, then -a16.
 
     "int8" and "int4" have groups of 128; -channel has one scale an output feature; -a16 keeps activations in bf16.
     "nf4" has groups of 64, "mxfp4" of 32, "fp8" one scale an output feature. Raises ConfigError for any other text.
     """
-    if text in _ROUNDED:
-        return _ROUNDED[text]
-    match = _NAME.fullmatch(text)
+    if text.lower() in _ROUNDED:
+        return _ROUNDED[text.lower()]
+    match = _NAME.fullmatch(text.lower())
     if match is None:
         raise ConfigError(f"quantization {text!r:.80} is none of the formats here: {GRAMMAR}")
     storage: Storage = "int8" if match[1] == "int8" else "int4"

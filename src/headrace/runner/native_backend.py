@@ -9,11 +9,11 @@ from pathlib import Path
 
 from headrace import __version__
 from headrace._native import Kernels, Team
-from headrace.errors import CheckpointError
 from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
 from headrace.models.packed.data import PackedWriter
 from headrace.models.packed.header import VERSION, PackedFacts, PackedHeader, is_packed, read_header
+from headrace.models.packed.match import check_layout
 from headrace.models.packed.store import map_packed, save_packed
 from headrace.models.packed_loader import load_packed, load_packed_layers, open_packer
 from headrace.models.source import ModelSource
@@ -94,11 +94,7 @@ def _map(
 ) -> Weights:
     weights = stored.formats
     assert weights is not None
-    if header.facts.layout != kernels.layout:
-        raise CheckpointError(
-            f"{header.folder} was packed in the layout {header.facts.layout!r:.80} (by {header.facts.kernels!r:.80}), "
-            f"and the kernels here, {kernels.name}, read {kernels.layout}: pack the model again with `headrace pack`"
-        )
+    check_layout(header, kernels.name, kernels.layout)
     return map_packed(header, program, weights.of, stored.dtype, prefetch=stored.prefetch, progress=progress)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.engine_flags import add_engine_flags, add_model_argument, engine_config
 from headrace.cli.parser import add_command
 from headrace.cli.planning.goal import add_goal_flag, settled_for
-from headrace.errors import DoesNotFit, TokenizerError
+from headrace.errors import CheckpointError, DoesNotFit, TokenizerError
 
 if TYPE_CHECKING:
     from headrace.build import Survey
@@ -135,5 +135,5 @@ def _tokenizer_rows(path: Path | None) -> list[tuple[str, str]]:
         return []
     try:
         return tokenizer_rows(open_tokenizer(path))
-    except TokenizerError as error:  # the model can be planned without one
+    except (TokenizerError, CheckpointError) as error:  # the model can be planned without one
         return [("none", str(error))]

@@ -28,7 +28,7 @@ from headrace.models.gguf.names import (
     SHORT_FACTORS,
     layer_part,
 )
-from headrace.models.rope_config import MAX_FACTOR, MAX_POSITION
+from headrace.models.rope_config import MAX_FACTOR, MAX_POSITION, UNTURNED
 
 # Keys, after the architecture's name, that change what a model computes and that no family here has: refused unless
 # they hold the value that changes nothing.
@@ -224,7 +224,12 @@ def _rope(model: GGUFModel, reader: Reader, head_dim: int, floats: Callable[[str
             raise CheckpointError(
                 f"{ROPE_FACTORS} in {model.name} must hold {head_dim // 2} floats, one for each frequency"
             )
-        found["rope_scaling"] = {"rope_type": "factors", "factors": floats(ROPE_FACTORS)}
+        factors = floats(ROPE_FACTORS)
+        if not all(1 / MAX_FACTOR <= one <= UNTURNED for one in factors):
+            raise CheckpointError(
+                f"{ROPE_FACTORS} in {model.name} must hold numbers between {1 / MAX_FACTOR:g} and {UNTURNED:g}"
+            )
+        found["rope_scaling"] = {"rope_type": "factors", "factors": factors}
     elif scaled:
         found["rope_scaling"] = {"rope_type": kind, "factor": factor, **_yarn(reader, kind)}
     return found

@@ -6,6 +6,7 @@ import hashlib
 import json
 import mmap
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,16 +38,14 @@ class PackedData:
         """Raises CheckpointError where the file is not as the header says."""
         import numpy as np
 
+        check_data(header)
         try:
             with header.data.open("rb") as file:
-                size = file.seek(0, 2)
-                if size != header.bytes:
-                    raise CheckpointError(
-                        f"{header.data} has {size} bytes, but its header states {header.bytes}: it is not complete"
-                    )
-                self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise CheckpointError(f"cannot read {header.data}: {error.strerror or error}") from error
+                self._map = mmap.mmap(file.fileno(), header.bytes, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: the file has become shorter
+            raise CheckpointError(
+                f"cannot read {header.data}: {getattr(error, 'strerror', None) or error}"
+            ) from error
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         self._advise("MADV_HUGEPAGE")  # where the file system has them: a sixth faster for one row
 
@@ -72,6 +71,20 @@ class PackedData:
                 self._map.madvise(getattr(mmap, advice))
             except OSError:  # a hint, which not every system takes
                 return
+
+
+def check_data(header: PackedHeader) -> None:
+    """Raise CheckpointError where the data is absent, no file, or of another size than the header says."""
+    try:
+        found = header.data.stat()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {header.data}: {error.strerror or error}") from error
+    if not stat.S_ISREG(found.st_mode):  # to open a pipe waits for who writes to it
+        raise CheckpointError(f"cannot read {header.data}: it is not a regular file")
+    if found.st_size != header.bytes:
+        raise CheckpointError(
+            f"{header.data} has {found.st_size} bytes, but its header states {header.bytes}: it is not complete"
+        )
 
 
 class PackedWriter:

@@ -21,6 +21,7 @@ from headrace.models.source import ModelSource
 
 _OWN = ("config.json", "generation_config.json")  # written from what was read, with overrides
 _MARGIN = 1 << 20
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -48,7 +49,14 @@ def new_folder(folder: Path, size: int) -> Iterator[Path]:
         if size + _MARGIN > free:
             raise ModelError(f"{folder} needs {size / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free")
         yield fresh
-        fresh.rename(folder)
+        try:
+            fresh.rename(folder)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                raise ModelError(
+                    f"{folder} was made by another process meanwhile; nothing was kept"
+                ) from error
+            raise
     except OSError as error:
         why = "its disk is full" if error.errno in _FULL else error.strerror or str(error)
         raise ModelError(f"{folder} cannot be written: {why}; nothing was kept") from error

@@ -1,4 +1,5 @@
-"""Whether a packed folder holds the weights of a program, in the formats that the settings ask for."""
+"""Whether a packed folder holds the weights of a program, in the formats that the settings ask for and in the layout
+that the kernels read."""
 
 from __future__ import annotations
 
@@ -10,6 +11,16 @@ from headrace.program.records import Program, WeightRef
 from headrace.quant.format import WeightFormat
 
 Shape = tuple[object, ...]
+
+
+def check_layout(header: PackedHeader, kernels: str, layout: str) -> None:
+    """Raise CheckpointError where kernels of that name read matrices in another layout."""
+    facts = header.facts
+    if facts.layout != layout:
+        raise CheckpointError(
+            f"{header.folder} was packed in the layout {facts.layout!r:.80} (by {facts.kernels!r:.80}), and the "
+            f"kernels here, {kernels}, read {layout}: pack the model again with `headrace pack`"
+        )
 
 
 def check_program(header: PackedHeader, program: Program) -> None:
