@@ -35,6 +35,10 @@ def test_variants_are_options_of_the_command() -> None:
         (["--variants", "gguf:Q9"], "variant 'gguf:Q9': there is no GGUF type"),
         (["--variants", "gptq:4:auto"], "--group-size must be 16 to 256"),
         (["--variants", "rtn:4", "-m", "shape:tiny"], "shape:tiny has random weights"),
+        (
+            ["--variants", "rtn:4", "--eval-data", "data.txt", "-m", "shape:tiny"],
+            "shape:tiny has random weights",
+        ),
     ],
 )
 def test_what_the_command_would_refuse_is_refused_before_anything_is_measured(
@@ -58,7 +62,7 @@ def test_each_seed_makes_a_variant_of_its_own_and_medians_are_shown(tmp_path: Pa
     report = Report.from_json(json.loads(found.read_text()))
     plain, rtn, gptq = report.rows
     assert plain.labels == {"variant": "as it is"} and report.config["calibration_seeds"] == [3, 5, 8]
-    assert len(set(rtn.samples["kl"])) == 1  # the nearest codes need no texts
+    assert len(rtn.samples["kl"]) == 1  # the nearest codes need no texts
     assert len(set(gptq.samples["kl"])) == 3
     assert gptq.values["kl"] == sorted(gptq.samples["kl"])[1] < rtn.values["kl"]
     assert gptq.values["increase_error"] > 0 and "decode_1_tokens_per_s" in gptq.values

@@ -25,6 +25,7 @@ VARIANTS = (
     "gguf:Q8_0", "gguf:Q6_K", "gguf:Q4_K_M", "gguf:Q3_K_M", "gguf:auto:4.25",
 )  # fmt: skip
 BATCHES = (1, 32)
+_NEAREST = ("rtn", "fp8")
 _INPUT, _OUTPUT = 32, 64
 _RUNS, _SECONDS = 3, 5.0
 
@@ -59,7 +60,8 @@ def quantization_rows(
     progress: Callable[[str], None],
 ) -> Iterator[Row]:
     """A row for the model as it is, then one for each variant: the medians over the seeds of the calibration texts, and
-    the speed of the first. folder: of the model's files. more: options of `headrace quantize` for all.
+    the speed of the first. folder: of the model's files. more: options of `headrace quantize` for all, `--eval` among
+    them. What needs no texts is made with the first seed alone.
 
     Raises ModelError with the command's own message where a variant cannot be made.
     """
@@ -70,8 +72,8 @@ def quantization_rows(
         for variant in variants:
             runs: list[dict[str, float]] = []
             rates: dict[str, float] = {}
-            for seed in seeds:
-                progress(variant if len(seeds) == 1 else f"{variant}, seed {seed}")
+            for seed in seeds_of(variant, seeds):
+                progress(f"{variant}, seed {seed}")
                 made = Path(kept) / "model"
                 numbers = _quantise(folder, made, [*command_words(variant), "--seed", str(seed), *more])
                 if not told:  # its perplexity is in each variant's numbers
@@ -86,6 +88,11 @@ def quantization_rows(
                 shutil.rmtree(made)
             row = row_of_runs({"variant": variant}, runs)
             yield replace(row, values={**row.values, **rates})
+
+
+def seeds_of(variant: str, seeds: Sequence[int]) -> Sequence[int]:
+    """Those with which a variant differs: the nearest codes need no texts."""
+    return seeds[:1] if variant.split(":")[0] in _NEAREST else seeds
 
 
 def _lost(numbers: Mapping[str, Any]) -> dict[str, float]:
@@ -157,7 +164,7 @@ def _rates(config: EngineConfig) -> dict[str, float]:
 
 def _quantise(model: Path, out: Path, words: Sequence[str]) -> dict[str, Any]:
     run = subprocess.run(
-        [sys.executable, "-m", "headrace", "quantize", str(model), "-o", str(out), "--eval", *words],
+        [sys.executable, "-m", "headrace", "quantize", str(model), "-o", str(out), *words],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if run.returncode:

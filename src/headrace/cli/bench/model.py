@@ -208,7 +208,11 @@ def _quantization_flags(parser: Flags) -> None:
     )
     add_number(parser, "--samples", 64, "calibration texts")
     add_number(
-        parser, "--calibration-seeds", [0], "each variant is made once with each; medians are shown", "N"
+        parser,
+        "--calibration-seeds",
+        [0],
+        "each variant is made once with each, where its method needs texts; medians are shown",
+        "N",
     )
     parser.add_argument("--eval-data", type=Path, metavar="FILE", help="texts to measure on")
     add_number(parser, "--eval-tokens", 20_000, "tokens of text to measure on, at most")
@@ -220,7 +224,7 @@ def _quantization_flags(parser: Flags) -> None:
 
 
 def _quantization(args: argparse.Namespace) -> Prepared:
-    from headrace.bench.quality.quantization import VARIANTS, command_words, quantization_rows
+    from headrace.bench.quality.quantization import VARIANTS, command_words, quantization_rows, seeds_of
     from headrace.bench.quality.quantization_page import check_page
     from headrace.models.source import HubOptions, resolve_model
     from headrace.models.stored import stored_spec
@@ -232,7 +236,7 @@ def _quantization(args: argparse.Namespace) -> Prepared:
         check_page(args.markdown)
     config = engine_config(args)
     variants = VARIANTS if args.variants is None else args.variants
-    more = ["--samples", str(args.samples), "--eval-tokens", str(args.eval_tokens)]
+    more = ["--eval", "--samples", str(args.samples), "--eval-tokens", str(args.eval_tokens)]
     for flag, path in (("--data", args.data), ("--eval-data", args.eval_data)):
         more += [] if path is None else [flag, str(path)]
     if config.num_threads is not None:
@@ -249,7 +253,7 @@ def _quantization(args: argparse.Namespace) -> Prepared:
 
     return Prepared(
         rows,
-        len(variants) * len(args.calibration_seeds) + 1,
+        sum(len(seeds_of(variant, args.calibration_seeds)) for variant in variants) + 1,
         {**config.to_json(), "variants": list(variants)},
     )
 
