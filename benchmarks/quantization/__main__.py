@@ -21,9 +21,9 @@ from headrace.bench.report import machine_facts
 from headrace.models.loader import read_some
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
+from headrace.quantize.calibration.hessians import Hessians
+from headrace.quantize.calibration.walk import Walk, segments
 from headrace.quantize.gguf.run import GGUFOptions, open_job
-from headrace.quantize.hessians import Hessians
-from headrace.quantize.walk import Walk, segments
 
 _EXAMPLES = """examples:
   python -m benchmarks.peers setup --only llamacpp    installs llama.cpp

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.peers.workplace import ROOT
 from headrace.evaluation.documents import read_records
 from headrace.models.source import resolve_model
-from headrace.quantize.calibration import BUNDLED_CALIBRATION, calibration_texts
+from headrace.quantize.calibration.texts import BUNDLED_CALIBRATION, calibration_texts
 from headrace.text.tokenizer_source import open_tokenizer
 
 LENGTH = 512

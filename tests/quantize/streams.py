@@ -14,7 +14,7 @@ from headrace.models.source import resolve_model
 from headrace.models.weights import Weights
 from headrace.program.lower import lower
 from headrace.program.records import Op, Program
-from headrace.quantize.walk import Walk, segments
+from headrace.quantize.calibration.walk import Walk, segments
 from tests.tiny_checkpoint import write
 
 TEXTS = [tuple((7 * text + 3 * at * at) % 2000 for at in range(24 + text)) for text in range(4)]

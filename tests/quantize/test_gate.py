@@ -15,9 +15,9 @@ from headrace.evaluation.measures import Agreement, Divergence, Perplexity
 from headrace.evaluation.quality import Limits, Quality, write_quality
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
+from headrace.quantize.bits.ladder import FolderPlan, Step, folder_plan
 from headrace.quantize.gate import GGUFPlan, LimitsNotMet, within_limits
 from headrace.quantize.gguf.run import GGUFOptions
-from headrace.quantize.ladder import FolderPlan, Step, folder_plan
 from headrace.quantize.options import QuantizeOptions, Report, Width
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, write

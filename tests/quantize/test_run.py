@@ -27,13 +27,13 @@ from headrace.models.safetensors_reader import SafetensorsFile
 from headrace.models.source import resolve_model
 from headrace.models.stored import open_weights, stored_spec
 from headrace.quant.coded import dequantize
-from headrace.quantize.files import write_tensors
-from headrace.quantize.formats import FORMATS, module_patterns
+from headrace.quantize.formats.files import write_tensors
+from headrace.quantize.formats.integers import FORMATS, module_patterns
 from headrace.quantize.gguf.run import GGUFOptions, quantize_gguf
-from headrace.quantize.gptq import gptq
 from headrace.quantize.options import QuantizeOptions, Report
+from headrace.quantize.rounding.gptq import gptq
+from headrace.quantize.rounding.scheme import Scheme, rtn
 from headrace.quantize.run import quantize
-from headrace.quantize.scheme import Scheme, rtn
 from tests.models.hub import server
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, RECURRENT, write

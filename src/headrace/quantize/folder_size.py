@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from headrace.models.packed.folder import config_texts, tokenizer_files
-from headrace.quantize.files import tensors_size
-from headrace.quantize.formats import Form
+from headrace.quantize.formats.base import Form
+from headrace.quantize.formats.files import tensors_size
 from headrace.quantize.job import Job
 
 

@@ -30,7 +30,7 @@ class LimitsNotMet(ModelError):
 
 
 class Plan(Protocol):
-    """How a model is quantised; see `ladder.FolderPlan` and `GGUFPlan`."""
+    """How a model is quantised; see `bits.ladder.FolderPlan` and `GGUFPlan`."""
 
     @property
     def wide(self) -> tuple[tuple[str, str], ...]:

@@ -18,17 +18,17 @@ from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights
 from headrace.program.lower import lower
 from headrace.program.records import WeightRef
-from headrace.quantize.ends import Ends, untied
-from headrace.quantize.folds import Fold, folds
-from headrace.quantize.formats import Form, Format
-from headrace.quantize.fp8 import FloatScheme
+from headrace.quantize.calibration.walk import segments
+from headrace.quantize.formats.base import Form, Format
 from headrace.quantize.matrices import layer_matrices
-from headrace.quantize.methods import METHODS, Settings
+from headrace.quantize.methods.table import METHODS, Settings
 from headrace.quantize.options import QuantizeOptions, Width
-from headrace.quantize.plain import PlainTensors
-from headrace.quantize.rotations import Rotations
-from headrace.quantize.scheme import Scheme
-from headrace.quantize.walk import segments
+from headrace.quantize.rounding.fp8 import FloatScheme
+from headrace.quantize.rounding.scheme import Scheme
+from headrace.quantize.transforms.ends import Ends, untied
+from headrace.quantize.transforms.folds import Fold, folds
+from headrace.quantize.transforms.plain import PlainTensors
+from headrace.quantize.transforms.rotations import Rotations
 
 
 class Job:

@@ -13,7 +13,7 @@ from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights, open_weights
 from headrace.program.records import Op, WeightRef
-from headrace.quantize.walk import Segment
+from headrace.quantize.calibration.walk import Segment
 
 
 def floats_of(source: ModelSource, spec: ModelSpec) -> StoredWeights:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.quantize.formats import check_format
-from headrace.quantize.fp8 import Strategy
-from headrace.quantize.gptq import DAMPING, Order
-from headrace.quantize.methods import METHODS
-from headrace.quantize.scheme import BITS
-from headrace.quantize.smoothquant import STRENGTH
+from headrace.quantize.formats.integers import check_format
+from headrace.quantize.methods.smoothquant import STRENGTH
+from headrace.quantize.methods.table import METHODS
+from headrace.quantize.rounding.fp8 import Strategy
+from headrace.quantize.rounding.gptq import DAMPING, Order
+from headrace.quantize.rounding.scheme import BITS
 
 HEAD = "head"
 """Its name among the errors of a report."""

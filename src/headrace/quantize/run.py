@@ -27,16 +27,16 @@ from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.weights import Weights
 from headrace.program.records import WeightRef
-from headrace.quantize.files import Unfinished, open_unfinished, write_tensors
+from headrace.quantize.calibration.hessians import Hessians
+from headrace.quantize.calibration.walk import Progress, Segment, Steps, Walk
 from headrace.quantize.folder_size import index_text
-from headrace.quantize.formats import Tensor
-from headrace.quantize.gptq import relative_error
-from headrace.quantize.hessians import Hessians
+from headrace.quantize.formats.base import Tensor
+from headrace.quantize.formats.files import Unfinished, open_unfinished, write_tensors
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import check_finite, floats_of
-from headrace.quantize.methods import Inputs
+from headrace.quantize.methods.table import Inputs
 from headrace.quantize.options import HEAD, QuantizeOptions, Report
-from headrace.quantize.walk import Progress, Segment, Steps, Walk
+from headrace.quantize.rounding.gptq import relative_error
 
 
 def quantize(

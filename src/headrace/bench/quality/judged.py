@@ -14,7 +14,7 @@ from headrace.llm import LLM
 
 
 class JudgedLLM:
-    """An LLM as `evaluation.measures` and `quantize.calibration` see it; satisfies `Judged` and `Writer`."""
+    """An LLM as `evaluation.measures` and `quantize.calibration.texts` see it; satisfies `Judged` and `Writer`."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name = name

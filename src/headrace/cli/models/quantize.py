@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.evaluation.quality import Limits
     from headrace.models.source import ModelSource
     from headrace.models.spec import ModelSpec
-    from headrace.quantize.files import Unfinished
+    from headrace.quantize.formats.files import Unfinished
     from headrace.quantize.gguf.run import GGUFOptions
     from headrace.quantize.options import QuantizeOptions, Report
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.plan.units import format_bytes
 
     with needs_extra("torch", "quantising"):
-        from headrace.quantize.files import check_absent, open_unfinished
+        from headrace.quantize.formats.files import check_absent, open_unfinished
         from headrace.quantize.gguf.run import quantize_gguf_into
         from headrace.quantize.options import QuantizeOptions
         from headrace.quantize.run import quantize_into
@@ -131,8 +131,8 @@ def _within_budget(
 ) -> QuantizeOptions | GGUFOptions:
     """With the types, or bits and groups, of --method auto."""
     from headrace.plan.units import parse_bytes
-    from headrace.quantize.auto import GROUPS, width_table
-    from headrace.quantize.budget import Budget
+    from headrace.quantize.bits.auto import GROUPS, width_table
+    from headrace.quantize.bits.budget import Budget
     from headrace.quantize.gguf.auto import type_table
     from headrace.quantize.options import QuantizeOptions
 
@@ -163,10 +163,10 @@ def _gated(
 ) -> Report:
     """Quantise until the limits are met."""
     from headrace.evaluation.quality import Limits
-    from headrace.quantize.auto import width_table
+    from headrace.quantize.bits.auto import width_table
+    from headrace.quantize.bits.ladder import FolderPlan, folder_plan
     from headrace.quantize.gate import GGUFPlan, LimitsNotMet, within_limits
     from headrace.quantize.gguf.run import open_job
-    from headrace.quantize.ladder import FolderPlan, folder_plan
     from headrace.quantize.options import QuantizeOptions
 
     plan: FolderPlan | GGUFPlan
@@ -274,7 +274,7 @@ def _write_quality(
 
 def _texts(args: argparse.Namespace, source: ModelSource, longest: int) -> list[tuple[int, ...]]:
     from headrace.evaluation.documents import read_records
-    from headrace.quantize.calibration import BUNDLED_CALIBRATION, calibration_texts
+    from headrace.quantize.calibration.texts import BUNDLED_CALIBRATION, calibration_texts
     from headrace.text.tokenizer_source import open_tokenizer
 
     length = min(args.length, longest)
@@ -291,7 +291,7 @@ def _texts(args: argparse.Namespace, source: ModelSource, longest: int) -> list[
 def _own_texts(args: argparse.Namespace, source: ModelSource, length: int) -> list[tuple[int, ...]]:
     from headrace.bench.quality.judged import JudgedLLM
     from headrace.evaluation.documents import read_records
-    from headrace.quantize.calibration import own_texts
+    from headrace.quantize.calibration.texts import own_texts
 
     records = () if args.data is None else read_records(args.data)
     options: dict[str, Any] = {} if args.num_threads is None else {"num_threads": args.num_threads}

@@ -12,9 +12,9 @@ from headrace.cli.parser import add_cache_flag, add_number, check_range
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.quantize.fp8 import Strategy
     from headrace.quantize.gguf.run import GGUFOptions
     from headrace.quantize.options import QuantizeOptions
+    from headrace.quantize.rounding.fp8 import Strategy
 
 AUTO_METHOD = "auto"
 PACKED = "headrace"
@@ -197,9 +197,9 @@ def command_words(args: argparse.Namespace) -> str:
 
 
 def _options(args: argparse.Namespace) -> QuantizeOptions:
-    from headrace.quantize.methods import METHODS
+    from headrace.quantize.methods.smoothquant import STRENGTH
+    from headrace.quantize.methods.table import METHODS
     from headrace.quantize.options import QuantizeOptions
-    from headrace.quantize.smoothquant import STRENGTH
 
     eight, floats = METHODS[args.method].only_eight, METHODS[args.method].floats
     size = args.group_size or ("channel" if eight else _GROUP)

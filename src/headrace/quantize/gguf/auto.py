@@ -12,12 +12,12 @@ from headrace.errors import ConfigError
 from headrace.gguf.types import TYPES
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
-from headrace.quantize.budget import Choice, Table
+from headrace.quantize.bits.budget import Choice, Table
+from headrace.quantize.bits.sensitivity import measure
 from headrace.quantize.gguf.grids import GRIDS
 from headrace.quantize.gguf.mixes import fitting
 from headrace.quantize.gguf.rounding import nearest
 from headrace.quantize.gguf.run import GGUFOptions, open_job
-from headrace.quantize.sensitivity import measure
 
 CHOICES = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 _PROBE = "Q3_K"

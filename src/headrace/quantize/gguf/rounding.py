@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headrace.quantize.gguf.grids import Blocks, Grid, Steps
 from headrace.quantize.gguf.search import search
-from headrace.quantize.gptq import BLOCK, DAMPING, inverse_factor
+from headrace.quantize.rounding.gptq import BLOCK, DAMPING, inverse_factor
 
 
 def nearest(weight: Tensor, grid: Grid, importance: Tensor | None = None) -> Blocks:

@@ -34,20 +34,20 @@ from headrace.models.weight_files import row_runs
 from headrace.models.weights import Weights
 from headrace.program.lower import lower
 from headrace.program.records import WeightRef
-from headrace.quantize.files import Unfinished, open_unfinished, write_tensors
-from headrace.quantize.formats import Tensor
+from headrace.quantize.bits.sensitivity import Part
+from headrace.quantize.calibration.hessians import Hessians
+from headrace.quantize.calibration.walk import Progress, Steps, Walk, segments
+from headrace.quantize.formats.base import Tensor
+from headrace.quantize.formats.files import Unfinished, open_unfinished, write_tensors
 from headrace.quantize.gguf.grids import GRIDS
 from headrace.quantize.gguf.layouts import check_header, layout_of, metadata_of, rope_divisors
 from headrace.quantize.gguf.mixes import find_mix, fitting
 from headrace.quantize.gguf.names import Source, sources_of
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.vocabulary import vocabulary_metadata
-from headrace.quantize.gptq import DAMPING, relative_error
-from headrace.quantize.hessians import Hessians
 from headrace.quantize.matrices import check_finite, floats_of, layer_matrices
 from headrace.quantize.options import Report
-from headrace.quantize.sensitivity import Part
-from headrace.quantize.walk import Progress, Steps, Walk, segments
+from headrace.quantize.rounding.gptq import DAMPING, relative_error
 
 PREFIX = "gguf:"
 """What `--format` begins with."""

@@ -1,0 +1,220 @@
+"""The folder of a quantised model while it is being made: it has another name until it is whole, and keeps what a
+killed process had finished."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import ConfigError, ModelError
+from headrace.quantize.formats.base import Form, Tensor
+
+STATE = "quantize-state.json"
+_FILES, _LAYERS, _PACKED = "files", "layers", "packed"
+_COMMITTED = "committed"
+_PART = ".part"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MARGIN = 1 << 20
+
+
+class Unfinished:
+    """The hidden folder beside `folder` in which that is made; see `open_unfinished`.
+
+    path: of the hidden folder. state: what a killed process had finished, as `save` wrote it. files: what will be in
+    `folder`. layers: for files that are needed until it is whole. packed: where `files` may be packed, to become
+    `folder` in their place.
+    """
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self.folder, self.path = folder, path
+        self.files, self.layers, self.packed = path / _FILES, path / _LAYERS, path / _PACKED
+        self.state = _read_state(path)
+
+    def start(self, key: str, size: int) -> None:
+        """Keep what an earlier try with the same `key` has left, and remove what one with another key has left.
+
+        size: bytes that will be written, about. Raises ModelError where the disk has no room for them.
+        """
+        if self.state.get("key") != key or not self.files.is_dir():
+            (self.path / STATE).unlink(missing_ok=True)  # first: the files that it names are removed next
+            for path in (self.files, self.layers, self.packed):
+                shutil.rmtree(path, ignore_errors=True)
+            self.files.mkdir()
+            self.state = {"key": key}
+            self.save()
+        self.layers.mkdir(exist_ok=True)
+        there = 0
+        for path in list(self.path.rglob("*")):
+            if path.suffix == _PART:
+                path.unlink()
+            elif path.is_file():
+                there += path.stat().st_size
+        free = shutil.disk_usage(self.path).free
+        if size - there + _MARGIN > free:
+            raise ModelError(
+                f"{self.folder} needs {size / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free"
+            )
+
+    def save(self) -> None:
+        """Write `state`, so that it outlives the process."""
+        _replace(self.path / STATE, [json.dumps(self.state).encode()])
+
+    def commit(self, made: Path | None = None) -> None:
+        """Give `files`, or `packed`, the name `folder`, and remove all else."""
+        self.state[_COMMITTED] = True
+        self.save()
+        (made or self.files).rename(self.folder)
+        _remove(self.path)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@contextmanager
+def open_unfinished(folder: Path) -> Iterator[Unfinished]:
+    """Where `folder` is made. Its name is there when `Unfinished.commit` has been called, and what was finished until
+    an exception or a kill is kept for the next try.
+
+    Raises ConfigError where the folder cannot be made, is there, or another process writes it, and ModelError where it
+    cannot be written, as where the disk is full.
+    """
+    check_absent(folder)
+    path = _hidden(folder)
+    held = _claim(folder, path)
+    try:
+        check_absent(folder)  # another process may have finished it meanwhile
+        yield Unfinished(folder, path)
+    except OSError as error:
+        why = "its disk is full" if error.errno in _FULL else error.strerror or str(error)
+        raise ModelError(
+            f"{folder} cannot be written: {why}; the finished layers are in {path}, and the same command goes on "
+            "from there"
+        ) from error
+    finally:
+        try:
+            with suppress(OSError):
+                path.rmdir()  # where nothing was begun
+        finally:
+            os.close(held)
+
+
+def _claim(folder: Path, path: Path) -> int:
+    """The hidden folder, opened and locked; it is made where it is not there."""
+    try:
+        while True:
+            path.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # what another process removes meanwhile is made anew
+                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                if not _lock(held):
+                    os.close(held)
+                    raise ConfigError(f"{folder} is being written by another process")
+                if _is(held, path):
+                    return held
+                os.close(held)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
+
+
+def _is(opened: int, path: Path) -> bool:
+    """Whether a folder that is open is still there by that name."""
+    try:
+        return os.path.samestat(os.fstat(opened), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def check_absent(folder: Path) -> None:
+    """Raises ConfigError where something of that name is there, other than an empty folder. What a process has left
+    that was killed just after it had given the folder its name is removed."""
+    if not (folder.is_symlink() or folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+        return
+    path = _hidden(folder)
+    with suppress(OSError):
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if _lock(held) and (_read_state(path).get(_COMMITTED) or not any(path.iterdir())):
+                _remove(path)
+        finally:
+            os.close(held)
+    raise ConfigError(f"{folder} is there already: name a folder that is not")
+
+
+def _remove(path: Path) -> None:
+    """A hidden folder, its state last: a kill before that leaves what `check_absent` removes."""
+    for one in path.iterdir():
+        if one.is_dir():
+            shutil.rmtree(one)
+        elif one.name != STATE:
+            one.unlink()
+    (path / STATE).unlink(missing_ok=True)
+    path.rmdir()
+
+
+def _hidden(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.unfinished")
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    """Empty where there is nothing that can be read."""
+    try:
+        found = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_tensors(path: Path, tensors: Sequence[Tensor]) -> None:
+    """A safetensors file, whole or not at all; arrays are written one after the other, widest types first."""
+    ordered = sorted(tensors, key=lambda one: _order(one.form))
+    arrays = (np.ascontiguousarray(one.array).reshape(-1).view(np.uint8).data for one in ordered)
+    _replace(path, itertools.chain([_header([one.form for one in ordered])], arrays))
+
+
+def tensors_size(forms: Sequence[Form]) -> int:
+    """Bytes of the file that `write_tensors` writes."""
+    return len(_header(sorted(forms, key=_order))) + sum(one.size for one in forms)
+
+
+def _order(form: Form) -> tuple[int, str]:
+    return -form.itemsize, form.name
+
+
+def _header(forms: Sequence[Form]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for one in forms:
+        begin, end = end, end + one.size
+        header[one.name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    fresh = path.with_name(path.name + _PART)
+    with fresh.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def _lock(opened: int) -> bool:
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

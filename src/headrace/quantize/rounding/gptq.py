@@ -1,0 +1,101 @@
+"""GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323): columns are rounded one after the other, and those that
+are left take up the error that each one makes in the product with the calibration inputs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headrace.quantize.rounding.scheme import Codes, Scheme, encode, made, ranges
+
+BLOCK = 128
+"""Columns whose errors reach the columns after them in one product; a multiple of the group where there are groups."""
+DAMPING = 0.01
+_TRIES = 8
+
+Order = Literal["static", "group"]
+"""Columns in falling order of their inputs' power. static: the groups are those of the model's order, and their scales
+are chosen before the first column. group: columns of similar power share a group, whose scales are chosen on the way;
+the format stores the group of each column."""
+
+
+def gptq(
+    weight: Tensor, hessian: Tensor, scheme: Scheme, order: Order | None = None, damping: float = DAMPING
+) -> Codes:
+    """Codes of a matrix [R, C], in the arithmetic of its type.
+
+    hessian: [C, C], the mean of x x^T over the inputs, times any factor. damping: what is added to its diagonal, as a
+    part of the diagonal's mean; ten times as much at a time while the matrix is not positive definite. Inputs that were
+    always 0 leave their weights to plain rounding.
+    """
+    columns, group = weight.shape[1], scheme.group
+    power = hessian.diagonal()
+    places = torch.arange(columns) if order is None else torch.argsort(power, descending=True, stable=True)
+    inverse = inverse_factor(hessian[places][:, places], damping).to(weight.dtype)
+    rest = weight.T[places].contiguous()  # [C, R]: what each column has come to
+    if order == "group" or order is None:
+        of_column = torch.arange(columns) // (group or columns)  # by place
+    else:
+        of_column = places // (group or columns)
+    ahead = group is None or order == "static"
+    known: dict[int, tuple[Tensor, Tensor]] = {}
+    if ahead:
+        scales, zeros = ranges(weight, scheme)
+        known = {number: (scales[:, number], zeros[:, number]) for number in range(scales.shape[1])}
+
+    codes = torch.empty_like(rest)
+    size = BLOCK if group is None or ahead else group * max(1, BLOCK // group)
+    numbers = of_column.tolist()
+    for first in range(0, columns, size):
+        last = min(first + size, columns)
+        errors = torch.empty_like(rest[first:last])
+        for place in range(first, last):
+            number = numbers[place]
+            if number not in known:
+                assert group is not None
+                own = rest[place : place + group].T.contiguous()
+                one_scale, one_zero = ranges(own, scheme)
+                known[number] = (one_scale[:, 0], one_zero[:, 0])
+            scale, zero = known[number]
+            codes[place] = encode(rest[place], scale, zero, scheme.levels)
+            error = (rest[place] - (codes[place] - zero) * scale) / inverse[place, place]
+            rest[place + 1 : last].addr_(inverse[place, place + 1 : last], error, alpha=-1)
+            errors[place - first] = error
+        rest[last:].addmm_(inverse[first:last, last:].T, errors, alpha=-1)
+
+    back = torch.argsort(places)
+    group_of = of_column[back] if order == "group" and group is not None else None
+    scales, zeros = (torch.stack([known[number][at] for number in range(len(known))], dim=1) for at in (0, 1))
+    return made(scheme, codes[back].T.contiguous(), scales, zeros, group_of)
+
+
+def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
+    """The upper Cholesky factor of the inverse, float64 [C, C]."""
+    matrix = hessian.double()
+    diagonal = matrix.diagonal()
+    dead = diagonal <= 0
+    diagonal[dead] = 1.0
+    mean = float(diagonal[~dead].mean()) if not bool(dead.all()) else 1.0
+    for _ in range(_TRIES):
+        diagonal += damping * mean
+        lower, failed = torch.linalg.cholesky_ex(matrix)
+        if not int(failed):
+            factor: Tensor
+            factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not int(failed):
+                return factor
+        damping *= 10.0
+    return torch.eye(len(matrix), dtype=torch.float64)  # as plain rounding has it: no column knows of another
+
+
+def relative_error(weight: Tensor, rounded: Tensor, hessian: Tensor | None) -> float:
+    """|rounded x - weight x| / |weight x| over the calibration inputs x, whose mean x x^T is the Hessian; without one,
+    of the weights themselves."""
+    if hessian is None:
+        lost, whole = (float(one.square().sum()) for one in (rounded - weight, weight))
+    else:
+        power = hessian.to(weight.dtype)
+        lost, whole = (float(((one @ power) * one).sum()) for one in (rounded - weight, weight))
+    return max(0.0, lost / whole) ** 0.5 if whole > 0 else 0.0

@@ -1,0 +1,228 @@
+"""The folder while it is made: a kill between any two changes of the disk loses no byte and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import main
+from headrace.errors import ConfigError
+from headrace.models.source import resolve_model
+from headrace.models.stored import stored_spec
+from headrace.quantize.formats.files import check_absent, open_unfinished
+from headrace.quantize.options import QuantizeOptions
+from headrace.quantize.run import quantize
+from tests.places import TALE
+from tests.tiny_checkpoint import CONFIGS, write
+
+CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync")
+"""Of os: whatever changes a folder, or makes bytes last."""
+
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLED = 9
+"""The exit status of a command that was."""
+
+
+class Killed(BaseException):
+    pass
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def killed_everywhere(
+    make: Callable[[Path], object], killed: Callable[[Path, int], bool], home: Path, step: int
+) -> int:
+    """`make` a folder with a kill before the first change of the disk, then with one before a later one, and so on;
+    each time make it again to its end. Gives the number of changes."""
+    make(home / "out")
+    whole = contents(home / "out")
+    shutil.rmtree(home / "out")
+    for stop in range(1, 10_000, step):
+        if not killed(home / "out", stop):
+            assert contents(home / "out") == whole
+            return stop
+        if (home / "out").exists():  # only the rest was to be removed
+            assert contents(home / "out") == whole
+            with pytest.raises(ConfigError, match="is there already"):
+                check_absent(home / "out")
+        else:
+            make(home / "out")
+            assert contents(home / "out") == whole, stop
+        assert [path.name for path in home.iterdir()] == ["out"], stop
+        shutil.rmtree(home / "out")
+    raise AssertionError
+
+
+def counted(stop: int, end: Callable[[], object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes of functions some that call `end` before so many calls of all together."""
+    count = 0
+
+    def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count >= stop:
+                end()
+            return real(*given, **named)
+
+        return call
+
+    return wrapped
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    write(folder, CONFIGS["mistral"] | {"num_hidden_layers": 1, "vocab_size": 512})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TALE / name, folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_a_kill_at_any_change_of_the_disk_loses_nothing(step: int, tiny: str, tmp_path: Path) -> None:
+    source = resolve_model(tiny)
+    spec = stored_spec(source)
+
+    def make(out: Path) -> None:
+        quantize(source, spec, QuantizeOptions("rtn", group=32), [], out, num_threads=1)
+
+    def end() -> None:
+        raise Killed
+
+    def killed(out: Path, stop: int) -> bool:
+        wrapped = counted(stop, end)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CHANGES:
+                patch.setattr(os, name, wrapped(getattr(os, name)))
+            try:
+                make(out)
+            except Killed:
+                return True
+        return False
+
+    assert killed_everywhere(make, killed, tmp_path, step) > 20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("format", "more", "step"),
+    [
+        ("headrace", [], 5),
+        ("headrace", ["--bits", "3", "--max-kl", "0.4", "--eval-tokens", "64"], 17),
+        ("gguf:Q4_0", [], 5),
+    ],
+)
+def test_nor_does_a_kill_of_the_command(format: str, more: list[str], step: int, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "home").mkdir()
+    write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TALE / name, tmp_path / "model")
+    words = ["quantize", str(tmp_path / "model"), "--samples", "2", "--length", "16", "--num-threads", "1"]
+    words += ["--format", format, *more, *([] if format.startswith("gguf") else ["--group-size", "32"])]
+
+    def make(out: Path) -> None:
+        assert main([*words, "-o", str(out)]) == 0
+
+    def killed(out: Path, stop: int) -> bool:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.quantize.formats.test_files",
+            str(stop),
+            *words,
+            "-o",
+            str(out),
+        ]
+        run = subprocess.run(command, cwd=ROOT, check=False)
+        assert run.returncode in (0, KILLED)
+        return run.returncode == KILLED
+
+    assert killed_everywhere(make, killed, tmp_path / "home", step) > 20
+
+
+def test_whole_codes_are_packed_without_being_made_again(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed while it packs has lost that alone."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    write(model, CONFIGS["mistral"] | {"num_hidden_layers": 1})
+    words = ["quantize", str(model), "-o", str(tmp_path / "out"), "--format", "headrace", "--method", "rtn"]
+    words += ["--samples", "0", "--group-size", "32", "--num-threads", "1"]
+
+    def stop(*given: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.build.pack", stop)
+        with pytest.raises(Killed):
+            main(words)
+    assert not (tmp_path / "out").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.quantize.run.read_some", stop)
+        assert main(words) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_what_another_command_left_is_not_used(tmp_path: Path) -> None:
+    with open_unfinished(tmp_path / "out") as place:
+        place.start("one", 0)
+        (place.files / "a").write_text("of one")
+        place.state["layers"] = {"1": {}}
+        place.save()
+        with pytest.raises(ConfigError, match="by another process"), open_unfinished(tmp_path / "out"):
+            pass
+    with open_unfinished(tmp_path / "out") as place:
+        place.start("one", 0)
+        assert place.state["layers"] and (place.files / "a").exists()
+    with open_unfinished(tmp_path / "out") as place:
+        place.start("two", 0)
+        assert "layers" not in place.state and not list(place.files.iterdir())
+        place.commit()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_who_comes_too_late_takes_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither before the first file of a run, which measures first, nor where that ends in between."""
+    with open_unfinished(tmp_path / "out") as place:
+        with pytest.raises(ConfigError, match="by another process"), open_unfinished(tmp_path / "out"):
+            pass
+        place.start("one", 0)
+    shutil.rmtree(place.path)
+
+    def ends_meanwhile(opened: int) -> bool:
+        monkeypatch.undo()
+        place.path.rmdir()
+        return True
+
+    monkeypatch.setattr("headrace.quantize.formats.files._lock", ends_meanwhile)
+    with open_unfinished(tmp_path / "out") as place:
+        place.start("two", 0)
+        place.commit()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_nothing_stays_where_nothing_was_begun(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no"), open_unfinished(tmp_path / "out"):
+        raise ConfigError("no")
+    assert not list(tmp_path.iterdir())
+
+
+if __name__ == "__main__":  # a command that ends at once before a change of the disk
+    wrap = counted(int(sys.argv[1]), lambda: os._exit(KILLED))
+    for change in CHANGES:
+        setattr(os, change, wrap(getattr(os, change)))
+    sys.exit(main(sys.argv[2:]))
