@@ -15,6 +15,7 @@ from headrace.evaluation.measures import Agreement, Divergence, Perplexity
 from headrace.evaluation.quality import Limits, Quality, write_quality
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
+from headrace.quantize.bits.auto import GROUPS, width_table
 from headrace.quantize.bits.ladder import FolderPlan, Step, folder_plan
 from headrace.quantize.gate import GGUFPlan, LimitsNotMet, within_limits
 from headrace.quantize.gguf.run import GGUFOptions
@@ -195,6 +196,30 @@ def test_the_page_names_every_option_that_decided_what_was_written(
         "--seed 0",
     ):
         assert word in page, word
+
+
+def test_what_auto_has_measured_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, passes = [lost(0.1), lost(0.01)], []
+
+    def measured(*given: Any) -> Any:
+        passes.append(given[4])
+        return width_table(*given)
+
+    monkeypatch.setattr("headrace.quantize.bits.auto.width_table", measured)
+    monkeypatch.setattr(
+        "headrace.cli.models.quantize._compare",
+        lambda args, source, folder: (found.pop(0), Agreement(1, 256, 1.0, 1.0)),
+    )
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TALE / name, tmp_path / "model")
+    words = "--method auto --bits-per-weight 5 --samples 2 --length 16 --num-threads 1 --max-kl 0.05"
+    assert main(["quantize", str(tmp_path / "model"), "-o", str(tmp_path / "out"), *words.split()]) == 0
+    assert passes == [GROUPS] and not found
+    assert json.loads((tmp_path / "out" / "quality.json").read_text())["wide"]
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from headrace.evaluation.quality import Limits
     from headrace.models.source import ModelSource
     from headrace.models.spec import ModelSpec
+    from headrace.quantize.bits.budget import Table
     from headrace.quantize.formats.files import Unfinished
     from headrace.quantize.gguf.run import GGUFOptions
-    from headrace.quantize.options import QuantizeOptions, Report
+    from headrace.quantize.options import QuantizeOptions, Report, Width
+
+    Measured = tuple[Table, Mapping[str, Width]]
+    """What each width of a matrix costs, and the widths by name."""
 
 EXAMPLES = """\
 examples:
@@ -99,10 +103,11 @@ def run(args: argparse.Namespace) -> int:
                     return quantize_into(place, source, spec, options, texts, bar, args.num_threads)
                 return quantize_gguf_into(place, source, spec, options, texts, bar, args.num_threads)
 
+        measured: Measured | None = None
         if args.method == AUTO_METHOD:
-            asked = _within_budget(args, source, spec, asked, texts)
+            asked, measured = _within_budget(args, source, spec, asked, texts)
         if args.max_kl is not None or args.max_perplexity_increase is not None:
-            report = _gated(args, source, spec, asked, texts, make, place)
+            report = _gated(args, source, spec, asked, texts, make, place, measured)
         else:
             report = make(asked)
             if args.eval:
@@ -128,8 +133,8 @@ def _within_budget(
     spec: ModelSpec,
     asked: QuantizeOptions | GGUFOptions,
     texts: Any,
-) -> QuantizeOptions | GGUFOptions:
-    """With the types, or bits and groups, of --method auto."""
+) -> tuple[QuantizeOptions | GGUFOptions, Measured | None]:
+    """With the types, or bits and groups, of --method auto; and what was measured of a folder's matrices."""
     from headrace.plan.units import parse_bytes
     from headrace.quantize.bits.auto import GROUPS, width_table
     from headrace.quantize.bits.budget import Budget
@@ -138,10 +143,12 @@ def _within_budget(
 
     budget = Budget(args.bits_per_weight, None if args.size is None else parse_bytes(args.size))
     chosen: QuantizeOptions | GGUFOptions
+    measured: Measured | None = None
     with _Bar("measuring", "layer") as bar:
         if isinstance(asked, QuantizeOptions):
             groups = groups_asked(args) or GROUPS
-            table, widths = width_table(source, spec, asked, texts, groups, bar, args.num_threads)
+            measured = width_table(source, spec, asked, texts, groups, bar, args.num_threads)
+            table, widths = measured
             names = table.choose(budget)
             chosen = replace(asked, widths=tuple((name, widths[one]) for name, one in names))
         else:
@@ -149,7 +156,7 @@ def _within_budget(
             chosen = replace(asked, types=names)
     counts = Counter(choice for _, choice in names)
     print("matrices: " + "; ".join(f"{count} x {choice}" for choice, count in sorted(counts.items())))
-    return chosen
+    return chosen, measured
 
 
 def _gated(
@@ -160,8 +167,9 @@ def _gated(
     texts: Sequence[Sequence[int]],
     make: Callable[[QuantizeOptions | GGUFOptions], Report],
     place: Unfinished,
+    measured: Measured | None,
 ) -> Report:
-    """Quantise until the limits are met."""
+    """Quantise until the limits are met. measured: of auto, which need not be measured again."""
     from headrace.evaluation.quality import Limits
     from headrace.quantize.bits.auto import width_table
     from headrace.quantize.bits.ladder import FolderPlan, folder_plan
@@ -173,7 +181,9 @@ def _gated(
     if isinstance(asked, QuantizeOptions):
         options = asked
 
-        def table(groups: Sequence[int | None]) -> Any:
+        def table(groups: Sequence[int | None]) -> Measured:
+            if measured is not None:
+                return measured
             with _Bar("measuring", "layer") as bar:
                 return width_table(source, spec, options, texts, groups, bar, args.num_threads)
 
