@@ -128,6 +128,11 @@ class SelfDescribedFiles(WeightFiles, Protocol):
         ...
 
 
+def rows_of_run(columns: int) -> int:
+    """Rows of so many columns that `row_runs` gives at once."""
+    return max(1, CHUNK // max(1, columns))
+
+
 def row_runs(files: WeightFiles, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
     """A tensor in runs of whole rows of at most about CHUNK elements: (which rows, their floats)."""
     entry = files.entry(name)
@@ -135,7 +140,7 @@ def row_runs(files: WeightFiles, name: str) -> Iterator[tuple[slice, NDArray[Any
     rows, columns = (entry.shape or (1,))[0], 1
     for size in entry.shape[1:]:
         columns *= size
-    step = max(1, CHUNK // max(1, columns))
+    step = rows_of_run(columns)
     for first in range(0, rows, step):
         last = min(rows, first + step)
         yield slice(first, last), files.rows(name, first, last)

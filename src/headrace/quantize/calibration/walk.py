@@ -26,7 +26,7 @@ Watch = Callable[[Op[Any], Sequence[Any]], None]
 """Called before an op with its inputs."""
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in all; a step is one batch of texts through one layer, or without texts one
-layer."""
+layer; in GGUF files also some rows of the embedding and the head."""
 
 
 @dataclass(frozen=True, slots=True)

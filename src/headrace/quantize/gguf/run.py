@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from headrace.models.safetensors_reader import SafetensorsFile
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights
-from headrace.models.weight_files import row_runs
+from headrace.models.weight_files import row_runs, rows_of_run
 from headrace.models.weights import Weights
 from headrace.program.lower import lower
 from headrace.program.records import WeightRef
@@ -196,7 +196,8 @@ class Job:
             [weight for weight in layer_matrices(one) if self._coded(weight)] for one in self._segments
         ]
         work = [number for number, one in enumerate(targets) if one]
-        steps = Steps(progress, walk.batches * (len(targets) + len(work) - 1) if walk else len(work))
+        of_layers = walk.batches * (len(targets) + len(work) - 1) if walk else len(work)
+        steps = Steps(progress, of_layers + self._end_runs(targets))
         errors: dict[str, float] = {}
         shards: list[Path] = []
         for number, (segment, chosen) in enumerate(zip(self._segments, targets, strict=True)):
@@ -221,7 +222,7 @@ class Job:
                     self._read_back(path, chosen, weights)
             if walk is not None and number + 1 < len(self._segments):
                 walk.advance(weights, steps.advance)
-        size = self._write_file(place.files / name, shards)
+        size = self._write_file(place.files / name, shards, steps)
         within = {one.name for one in self.parts()}
         matrices = [one for one in self._planned if one.name in within]
         coded = [one for one in matrices if one.type.quantized]
@@ -301,7 +302,16 @@ class Job:
             yield first, first + one.shape[-2], one
             first += one.shape[-2]
 
-    def _write_file(self, path: Path, shards: Sequence[Path]) -> int:
+    def _end_runs(self, targets: Sequence[Sequence[WeightRef]]) -> int:
+        """Runs of rows of the embedding and the head, which are rounded while the file is written."""
+        done = {weight.name for one in targets for weight in one}
+        return sum(
+            len(one.tensors) * -(-one.shape[-2] // rows_of_run(one.shape[-1]))
+            for one in self.sources
+            if self._types[one.name].quantized and one.weight.name not in done
+        )
+
+    def _write_file(self, path: Path, shards: Sequence[Path], steps: Steps) -> int:
         found = {name: file for file in map(SafetensorsFile, shards) for name in file.entries}
         fresh = path.with_name(path.name + ".part")
         with fresh.open("wb") as file:
@@ -315,13 +325,14 @@ class Job:
                     blocks = found[one.name].raw(one.name)
                     writer.write_data(file, planned, (one.ordered(each).tobytes() for each in blocks))
                 else:
-                    writer.write_data(file, planned, self._converted(one, planned.type))
+                    shown = steps.advance if planned.type.quantized else lambda: None
+                    writer.write_data(file, planned, self._converted(one, planned.type, shown))
             writer.finish(file)
         fresh.replace(path)
         return path.stat().st_size
 
-    def _converted(self, one: Source, type: BlockType) -> Iterator[bytes]:
-        """The bytes of a tensor that no layer's file has."""
+    def _converted(self, one: Source, type: BlockType, shown: Callable[[], None]) -> Iterator[bytes]:
+        """The bytes of a tensor that no layer's file has; `shown` is called after each run of rows."""
         for tensor in one.tensors:
             if one.heads is not None or len(one.shape) == 1:
                 values = _floats(self.stored.checkpoint.array(tensor)).reshape(
@@ -331,6 +342,7 @@ class Job:
                 continue
             for _, rows in row_runs(self.stored.checkpoint, tensor):
                 yield _bytes(one, _floats(rows), type)
+                shown()
 
 
 def _stacked(weights: Weights, weight: WeightRef) -> torch.Tensor:
