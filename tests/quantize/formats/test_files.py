@@ -26,7 +26,7 @@ CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync")
 """Of os: whatever changes a folder, or makes bytes last."""
 
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KILLED = 9
 """The exit status of a command that was."""
 
