@@ -36,6 +36,22 @@ def test_every_code_is_the_nearest(name: str) -> None:
     assert not dequantize(coded)[4].any()
 
 
+@pytest.mark.parametrize("name", ["nf4", "fp8", "mxfp4"])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.filterwarnings("error")
+def test_a_weight_that_is_not_finite_spoils_its_group(name: str, number: float) -> None:
+    format, original = parse_format(name), weights()
+    spoilt = original.copy()
+    spoilt[2, 70] = number
+    group = format.group or 150
+    first = 70 // group * group
+    good, bad = dequantize(encode(original, format)), dequantize(encode(spoilt, format))
+    part = np.s_[2, first : first + group]
+    assert np.isnan(bad[part]).all() and not np.isnan(good).any()
+    bad[part] = good[part]
+    np.testing.assert_array_equal(bad, good)
+
+
 def test_largest_magnitudes_keep_their_size() -> None:
     original = weights()
     for name, largest in (("nf4", 1.0), ("fp8", 448.0)):

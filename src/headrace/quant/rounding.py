@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,18 @@ from numpy.typing import NDArray
 
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import CHUNK, SCALE_TYPES, TABLES, Coded
-from headrace.quant.format import WeightFormat
+from headrace.quant.format import Scale, WeightFormat
 
 _LARGEST_E4M3, _SMALLEST_NORMAL_E4M3 = 448.0, 2.0**-6
 _LARGEST_F16 = 65504.0
+_NAN: Mapping[Scale, Any] = {"f16": np.float16(np.nan), "f32": np.float32(np.nan), "e8m0": np.uint8(255)}
 
 
 def encode(weights: NDArray[np.float32], target: WeightFormat) -> Coded:
     """The codes of a matrix [R, C] in a format of `parse_format` with a table, or of 8-bit floats.
 
     A group's scale makes its largest magnitude the largest code; MXFP4's is the power of two of OCP MX 1.0, 6.3, with
-    which values above the largest code become that.
+    which values above the largest code become that. The scale of a group with a weight that is not finite is NaN.
     """
     rows, columns = weights.shape
     group = target.group or columns
@@ -36,8 +38,10 @@ def encode(weights: NDArray[np.float32], target: WeightFormat) -> Coded:
         part = np.zeros((min(step, rows - first), groups * group), dtype=np.float32)
         part[:, :columns] = weights[first : first + step]
         grouped = part.reshape(len(part), groups, group)
+        finite = np.isfinite(grouped).all(-1)
+        grouped[~finite] = 0.0
         stored, numbers = _scales(np.abs(grouped).max(-1), table)
-        scales[first : first + step] = stored
+        scales[first : first + step] = np.where(finite, stored, _NAN[target.scale])
         factors = np.divide(1.0, numbers, out=np.zeros_like(numbers), where=numbers != 0)
         chosen = _nearest(grouped * factors[..., None], table)
         codes[first : first + step] = chosen.reshape(len(part), -1)[:, :columns]

@@ -54,3 +54,20 @@ def test_rows_of_zeros_and_extremes(kind: str) -> None:
     found = read(raw, kind)
     assert np.isfinite(found).all() and not found[0].any() and not found[5].any()
     assert abs(found[1, 5] - 1) < 0.3 and np.abs(found[4] - weights[4]).max() < 0.4
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_spoils_its_block(kind: str, number: float) -> None:
+    weights = np.random.default_rng(9).standard_normal((4, 512), dtype=np.float32)
+    spoilt = weights.copy()
+    spoilt[2, 70] = number
+    block = TYPES[kind].weights
+    part = np.s_[2, 70 // block * block : (70 // block + 1) * block]
+    with np.errstate(all="raise", under="ignore"):
+        raw = encode(spoilt, TYPES[kind])
+    with np.errstate(invalid="ignore"):
+        bad, good = read(raw, kind), read(encode(weights, TYPES[kind]), kind)
+    assert np.isnan(bad[part]).all()
+    bad[part] = good[part]
+    np.testing.assert_array_equal(bad, good)

@@ -6,7 +6,7 @@ Scales are those that the largest weight of a group needs; no search for better 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,8 @@ class BlockFields:
 def encode(values: Floats, type: BlockType) -> Bytes:
     """uint8 [rows, bytes of a row] of weights [rows, columns], whose columns are whole blocks of a quantised type.
 
-    MXFP4 is left out: `quant.rounding` rounds to it, whose packed form needs no blocks.
+    The scale of a block with a weight that is not finite is NaN. MXFP4 is left out: `quant.rounding` rounds to it,
+    whose packed form needs no blocks.
     """
     rows, columns = values.shape
     size = type.size(columns)
@@ -46,7 +47,12 @@ def encode(values: Floats, type: BlockType) -> Bytes:
     step = max(1, CHUNK // columns)
     for row in range(0, rows, step):
         blocks = np.ascontiguousarray(values[row : row + step], dtype=np.float32).reshape(-1, type.weights)
-        raw[row : row + step] = pack(_ENCODERS[type.name](blocks), type).reshape(-1, size)
+        finite = np.isfinite(blocks).all(axis=1, keepdims=True)
+        whole = bool(finite.all())
+        fields = _ENCODERS[type.name](blocks if whole else np.where(finite, blocks, np.float32(0)))
+        if not whole:
+            fields = replace(fields, d=np.where(finite, fields.d, np.float32(np.nan)))
+        raw[row : row + step] = pack(fields, type).reshape(-1, size)
     return raw
 
 
