@@ -245,7 +245,7 @@ def assemble(
     eos_ids = frozenset(spec.eos_ids) | (frozenset() if tokenizer is None else tokenizer.eos_ids)
     grammars = GrammarStore(tokenizer, spec.vocab_size, eos_ids)
     if tokenizer is not None and isinstance(plan.draft, ModelSource) and plan.draft.path is not None:
-        check_same_tokens(tokenizer, open_tokenizer(plan.draft.path), plan.draft.name)
+        check_same_tokens(tokenizer, plan.draft.path, plan.draft.name)
     executor = _load_executor(plan, grammars, progress, sampler)
     engine = Engine(
         scheduler_config(resolved, spec.vocab_size, eos_ids),

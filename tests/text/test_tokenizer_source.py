@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tracemalloc
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import CheckpointError, TokenizerError
+from headrace.errors import CheckpointError, ConfigError, TokenizerError
 from headrace.gguf.files import GGUFModel
 from headrace.text.gguf.build import tokenizer_from_metadata
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.tokenizer_listing import tokenizer_rows
-from headrace.text.tokenizer_source import open_settings, open_tokenizer
+from headrace.text.tokenizer_source import check_same_tokens, open_settings, open_tokenizer
 from tests.gguf_vocabularies import NORMAL, metadata_of, scored, texts, write_metadata
 from tests.places import TALE
 from tests.text.gguf.test_sentencepiece import BYTES, META
@@ -103,3 +104,34 @@ def test_damaged_files_give_a_tokenizer_or_a_typed_error(seed: int, tmp_path: Pa
     finally:
         tracemalloc.stop()
     assert min(outcomes.values()) > 5, outcomes
+
+
+def test_a_model_with_other_tokens_cannot_draft(tmp_path: Path) -> None:
+    tale = Tokenizer.from_folder(TALE)
+    check_same_tokens(tale, TALE, "same")
+    config = json.loads((TALE / "tokenizer.json").read_text())
+    words = [word for word, number in config["model"]["vocab"].items() if number >= 300]
+    for changed in (2, len(words)):  # a few tokens of its own do no harm
+        numbers = [config["model"]["vocab"][word] for word in words[:changed]]
+        other = config["model"] | {
+            "vocab": config["model"]["vocab"] | dict(zip(words, reversed(numbers), strict=False))
+        }
+        (tmp_path / "tokenizer.json").write_text(json.dumps(config | {"model": other}))
+        if changed == 2:
+            check_same_tokens(tale, tmp_path, "small")
+            continue
+        with pytest.raises(
+            ConfigError, match=r"small cannot draft for this model: its token .* is another one here"
+        ):
+            check_same_tokens(tale, tmp_path, "small")
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}"])
+def test_a_model_whose_tokens_are_not_known_cannot_draft(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"its tokens are not known.* copy the model's tokenizer\.json into"
+    ) as error:
+        check_same_tokens(Tokenizer.from_folder(TALE), tmp_path, "small")
+    assert "--tokenizer" not in str(error.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.errors import ModelNotFound
 from headrace.models.draft_layers import DraftLayers
 from headrace.models.mtp import find_mtp
 from headrace.models.rope import with_context
@@ -12,12 +13,12 @@ from headrace.models.safetensors_reader import Checkpoint
 from headrace.models.source import HubOptions, ModelSource, resolve_model
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights, open_source, stored_spec
-from headrace.plan.draft_methods import AUTO, MTP, draft_model_name
+from headrace.plan.draft_methods import AUTO, LOOK_UPS, MTP, draft_model_name
 from headrace.plan.drafts import DraftHeads
 from headrace.speculative.auto import found_drafters
 from headrace.speculative.base_model import BaseModel
 from headrace.speculative.eagle_layers import eagle_layers
-from headrace.speculative.heads import check_sizes, describe_heads, heads_folder, is_heads
+from headrace.speculative.heads import BUNDLED_HEADS, check_sizes, describe_heads, heads_folder, is_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +69,9 @@ def find_drafters(
         if eagle is None:
             return Drafters(option, why, folder, heads=describe_heads(folder))
         return Drafters(option, why, folder, layers=eagle, files=StoredWeights(Checkpoint(folder)))
-    draft = open_source(resolve_model(name, HubOptions(download_dir=download_dir)))
+    try:
+        draft = open_source(resolve_model(name, HubOptions(download_dir=download_dir)))
+    except ModelNotFound as error:
+        others = ", ".join((AUTO, *LOOK_UPS, MTP, *BUNDLED_HEADS))
+        raise ModelNotFound(f"{error}; speculative also takes {others} and folders of heads") from error
     return Drafters(option, why, draft, with_context(stored_spec(draft), max_model_len))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, TokenizerError
 from headrace.gguf.files import GGUFModel
 from headrace.gguf.vocabulary import VOCABULARY_FILE
 from headrace.text.tokenizer import Tokenizer
@@ -44,9 +44,17 @@ def open_settings(path: str | Path) -> TokenizerFiles:
     return settings_from_metadata(metadata)
 
 
-def check_same_tokens(target: Tokenizer, draft: Tokenizer, name: str) -> None:
-    """Raise ConfigError where model `name` cannot draft for another because its tokens are others."""
-    ours, theirs = target.vocabulary(), draft.vocabulary()
+def check_same_tokens(target: Tokenizer, path: Path, name: str) -> None:
+    """Raise ConfigError where model `name` at `path` cannot draft for another because its tokens are others, or because
+    they cannot be read."""
+    try:
+        ours, theirs = target.vocabulary(), open_tokenizer(path).vocabulary()
+    except TokenizerError as error:
+        folder = path if path.is_dir() else path.parent
+        raise ConfigError(
+            f"{name} cannot draft for this model: its tokens are not known, as it has no tokenizer that can be read; "
+            f"if they are the model's, copy the model's tokenizer.json into {folder}"
+        ) from error
     differing = [(token, id) for token, id in theirs.items() if ours.get(token) != id]
     if len(differing) > len(theirs) // 100:  # special tokens of their own do no harm
         token, id = min(differing, key=lambda entry: entry[1])
