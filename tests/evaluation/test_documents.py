@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RequestError
 from headrace.evaluation.documents import (
     BUNDLED_TEXTS,
     Document,
@@ -102,6 +102,22 @@ def test_beginnings_are_whole_prompts_and_parts_of_texts() -> None:
     assert all(4 <= len(one) <= 50 for one in texts)
     assert found == beginnings(records, Bytes(), 40, random.Random(1), 500)
     assert beginnings([{"text": ""}], Bytes(), 4, random.Random(1), 500) == []
+
+
+def test_what_the_tokenizer_refuses_is_named() -> None:
+    class Refuses(Bytes):
+        def encode(self, text: str) -> list[int]:
+            raise RequestError("no.")
+
+    for read in (
+        lambda: given_documents([{"text": "why" * 99}], Refuses(), 5),
+        lambda: beginnings([{"prompt": "why" * 99}], Refuses(), 1, random.Random(1), 5),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"^the record \{'\w+': 'why.*why'\} cannot be read: no\.$"
+        ) as caught:
+            read()
+        assert len(str(caught.value)) < 90
 
 
 def test_one_document_in_ten_is_held_out() -> None:

@@ -143,6 +143,11 @@ def test_rounds_go_on_until_the_limits_are_met() -> None:
     assert len(told) == len(wide) - 1
     with pytest.raises(LimitsNotMet, match=r"the limits are not met.*--max-kl 0\.00\d+ would pass"):
         within_limits(plan, Limits(1e-9), make, measure, told.append)
+    best = 0.08 / (1 + max(wide)) ** 2 * 1.01
+    with pytest.raises(
+        LimitsNotMet, match=rf"--max-kl {best:.3g} would pass"
+    ):  # not what the first round gave
+        within_limits(plan, Limits(0.0), make, measure, told.append)
 
 
 def test_what_is_not_a_number_does_not_pass_and_no_limit_is_advised() -> None:

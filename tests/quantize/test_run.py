@@ -223,6 +223,8 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
         ),
         ([tiny, "--data", str(tmp_path / "few.txt")], "holds 2 texts of 2 to 512 tokens, not 128"),
         ([tiny, "--samples", "-1"], "between 0 and"),
+        ([tiny, "--group-size", "9" * 5000], "must be 16 to 256, or channel"),
+        ([tiny, "--group-size", "32", "--rotate", "--seed", str(1 << 64)], "--seed must be between 0 and"),
     ):
         assert main(["quantize", *words, "-o", str(tmp_path / "new")]) == 1
         assert text in " ".join(capsys.readouterr().err.split()), words

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.models.source import BUNDLED_FOLDER
 
 BUNDLED_TEXTS = BUNDLED_FOLDER / "heldout.jsonl"
@@ -55,9 +57,7 @@ def read_records(path: Path) -> list[Record]:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(
-                MAX_FILE_BYTES + 1
-            )  # not by the size that the system tells: a device has none
+            content = file.read(MAX_FILE_BYTES + 1)  # the size of a device is not known
         if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes: give a part of it")
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
@@ -87,19 +87,30 @@ def _record(path: Path, number: int, line: str) -> Record:
     raise ConfigError(f'line {number} of {path} is not an object with "text", "prompt" or "messages"')
 
 
+@contextmanager
+def _named(record: Record) -> Iterator[None]:
+    """Errors say which record they are about."""
+    try:
+        yield
+    except HeadraceError as error:
+        raise ConfigError(f"the record {reprlib.repr(dict(record))} cannot be read: {error}") from error
+
+
 def given_documents(records: Sequence[Record], encoder: Encoder, longest: int) -> list[Document]:
-    """The texts themselves: what follows the prompt, where there is one, and else all of it."""
+    """The texts themselves: what follows the prompt, where there is one, and else all of it. Raises ConfigError for
+    what the tokenizer refuses."""
     documents = []
     for record in records:
         start = 1
-        if isinstance(record.get("text"), str):
-            ids = encoder.encode(record["text"])
-        elif isinstance(record.get("prompt"), str):
-            completion = record.get("completion")
-            ids = encoder.encode(record["prompt"] + (completion or ""))
-            start = len(encoder.encode(record["prompt"])) if completion else 1
-        else:
-            ids = encoder.encode_chat(record["messages"], add_generation_prompt=False)
+        with _named(record):
+            if isinstance(record.get("text"), str):
+                ids = encoder.encode(record["text"])
+            elif isinstance(record.get("prompt"), str):
+                completion = record.get("completion")
+                ids = encoder.encode(record["prompt"] + (completion or ""))
+                start = len(encoder.encode(record["prompt"])) if completion else 1
+            else:
+                ids = encoder.encode_chat(record["messages"], add_generation_prompt=False)
         documents += [
             Document(tuple(ids[at : at + longest]), max(1, start - at)) for at in range(0, len(ids), longest)
         ]
@@ -131,12 +142,13 @@ def beginnings(
     longest = min(longest, _LONGEST_PROMPT)
     encoded: list[tuple[list[int], bool]] = []
     for record in records:
-        if isinstance(record.get("text"), str):
-            encoded.append((encoder.encode(record["text"])[:longest], True))
-        elif "messages" in record:
-            encoded.append((encoder.encode_chat(record["messages"]), False))
-        else:
-            encoded.append((encoder.encode(record["prompt"]), False))
+        with _named(record):
+            if isinstance(record.get("text"), str):
+                encoded.append((encoder.encode(record["text"])[:longest], True))
+            elif "messages" in record:
+                encoded.append((encoder.encode_chat(record["messages"]), False))
+            else:
+                encoded.append((encoder.encode(record["prompt"]), False))
     usable = [(ids, cut) for ids, cut in encoded if 0 < len(ids) <= longest]
     found: list[list[int]] = []
     while usable and len(found) < count:

@@ -78,6 +78,14 @@ def test_a_model_writes_its_own_texts_by_the_seed() -> None:
     assert all(text[:4] == (97,) * 4 and len(text) == 40 for text in given)
 
 
+def test_given_beginnings_are_not_replaced_by_others() -> None:
+    for records in ([], [{"prompt": "a" * 40}]):
+        with pytest.raises(
+            ConfigError, match="no text can be continued: all are empty, or prompts of more than 39"
+        ):
+            own_texts(Author(7), 2, 40, 0, records, Letters())
+
+
 def test_texts_that_end_at_once_are_sampled_again() -> None:
     assert len(own_texts(Author(7, ends=2), 6, 4, 0)) == 6
     with pytest.raises(ConfigError, match=r"ended its texts at once: \d of 40"):

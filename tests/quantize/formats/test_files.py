@@ -215,6 +215,17 @@ def test_who_comes_too_late_takes_nothing_away(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_is_no_folder_is_in_the_way(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for path in (tmp_path / "pipe", tmp_path / "link", Path(os.devnull)):
+        with pytest.raises(ConfigError, match="is there already"):
+            check_absent(path)
+    (tmp_path / "empty").mkdir()
+    check_absent(tmp_path / "empty")
+    check_absent(tmp_path / "new")
+
+
 def test_nothing_stays_where_nothing_was_begun(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no"), open_unfinished(tmp_path / "out"):
         raise ConfigError("no")

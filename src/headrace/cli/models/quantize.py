@@ -306,7 +306,8 @@ def _own_texts(args: argparse.Namespace, source: ModelSource, length: int) -> li
     records = () if args.data is None else read_records(args.data)
     options: dict[str, Any] = {} if args.num_threads is None else {"num_threads": args.num_threads}
     model = JudgedLLM(str(source.path), options)
-    return own_texts(model, args.samples, length, args.seed, records, model.llm.tokenizer)
+    encoder = None if args.data is None else model.llm.tokenizer
+    return own_texts(model, args.samples, length, args.seed, records, encoder)
 
 
 def _tell(report: Report, calibrated: bool) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 AUTO_METHOD = "auto"
 PACKED = "headrace"
 """The format that the kernels read, made of a folder of codes."""
+_DIGITS = 9
+"""Of a number, at most: Python refuses thousands of them in its own words."""
+_LARGEST_SEED = (1 << 63) - 1
 _TOGETHER = "--format gguf:auto is for --method auto, which writes no other GGUF files"
 _BITS, _GROUP = 4, "128"
 _DECIDING = (
@@ -148,6 +151,7 @@ def parsed(args: argparse.Namespace) -> QuantizeOptions | GGUFOptions:
 
     check_range("samples", args.samples, 0, 1_000_000)
     check_range("length", args.length, 2, 1_000_000)
+    check_range("seed", args.seed, 0, _LARGEST_SEED)
     check_range("num-threads", args.num_threads, 1, 4096)
     check_range("max-kl", args.max_kl, 0.0, 100.0)
     check_range("max-perplexity-increase", args.max_perplexity_increase, 0.0, 100.0)
@@ -284,6 +288,6 @@ def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
 def _group(text: str) -> int | None:
     if text == "channel":
         return None
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS:
         raise ConfigError(f"--group-size must be 16 to 256, or channel, got {text!r:.40}")
     return int(text)

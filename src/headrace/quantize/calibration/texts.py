@@ -54,8 +54,8 @@ def own_texts(
     """So many texts of at most `length` tokens that the model samples itself (Williams et al. 2024,
     https://arxiv.org/abs/2410.17170): from the token that texts begin with, or from a random one where there is none.
 
-    records: with these and their encoder, from their beginnings instead. Raises ConfigError where the model ends nearly
-    all of its texts at once.
+    records: with these and their encoder, from their beginnings instead. Raises ConfigError where none of these can be
+    continued, and where the model ends nearly all of its texts at once.
     """
     rng = random.Random(seed)
     found: list[tuple[int, ...]] = []
@@ -63,8 +63,12 @@ def own_texts(
         missing = samples - len(found)
         if not missing:
             break
-        if records and encoder is not None:
+        if encoder is not None:
             prompts = beginnings(records, encoder, missing, rng, length - 1)
+            if not prompts:
+                raise ConfigError(
+                    f"no text can be continued: all are empty, or prompts of more than {length - 1} tokens"
+                )
         else:
             first = writer.begin
             prompts = [[rng.randrange(writer.vocab_size) if first is None else first] for _ in range(missing)]

@@ -136,7 +136,8 @@ def _is(opened: int, path: Path) -> bool:
 def check_absent(folder: Path) -> None:
     """Raises ConfigError where something of that name is there, other than an empty folder. What a process has left
     that was killed just after it had given the folder its name is removed."""
-    if not (folder.is_symlink() or folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    if not os.path.lexists(folder) or (is_folder and not any(folder.iterdir())):
         return
     path = _hidden(folder)
     with suppress(OSError):
