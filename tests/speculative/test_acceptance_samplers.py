@@ -16,6 +16,7 @@ from headrace.runner.sampling.distribution import distribution
 from headrace.runner.sampling.output import NO_TOKEN, SampleOutput
 from headrace.runner.sampling.state import SampleRow, SequenceState
 from headrace.runner.sampling.token_masks import TokenMasks
+from headrace.speculative import acceptance_samplers
 from headrace.speculative.acceptance_samplers import AcceptingSampler, samplers
 from tests.runner.sampling.plain_draw import chi_square_excess, plain_token
 
@@ -127,6 +128,25 @@ def test_rejection_keeps_the_distribution_in_a_tree(trials: int) -> None:
         found.append(verifier.sample(TARGET[[0, 1, 2]], rows).tokens[0])
     shares = distribution(TARGET[0], SampleRow(sequence(0, params)))
     assert chi_square_excess(np.array(found), shares) < 1.0
+
+
+def test_further_choices_need_no_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first draw for a place is independent of others; each distribution costs a pass over the vocabulary."""
+    made: list[int] = []
+
+    def counted(logits: Logits, row: SampleRow, mask: NDArray[np.uint32] | None) -> NDArray[np.float64]:
+        made.append(len(row.assumed))
+        return distribution(logits, row, mask)
+
+    monkeypatch.setattr(acceptance_samplers, "distribution", counted)
+    _, drafter = samplers("rejection", PlainSampler())
+    state, logits = sequence(5), DRAFT[:1].copy()
+    for assumed in ((), (2,)):
+        for _ in range(3):
+            token = drafter.sample(logits, [SampleRow(state, assumed)]).tokens[0]
+            drafter.exclude(logits, [0], [token])
+        logits = DRAFT[:1].copy()
+    assert made == [0, 1]
 
 
 def test_typical_acceptance_is_another_distribution() -> None:

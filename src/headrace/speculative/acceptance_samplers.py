@@ -50,6 +50,11 @@ class DraftOdds:
             self._held[row.state] = (output, found)
         found.setdefault(len(row.assumed), (token, odds))
 
+    def has(self, row: SampleRow) -> bool:
+        """Whether there was a draw to follow what the row assumes."""
+        output, found = self._held.get(row.state, (-1, {}))
+        return output == row.state.num_output and len(row.assumed) in found
+
     def get(self, row: SampleRow) -> Odds | None:
         """Odds [V] of the row's last draft, None where it is no such draw."""
         output, found = self._held.get(row.state, (-1, {}))
@@ -76,7 +81,7 @@ class DraftSampler(ForwardingSampler[Logits]):
         """See `StepSampler.sample`."""
         samples = self._sampler.sample(logits, rows, at, masks, with_logprobs=with_logprobs)
         for index, (row, token) in enumerate(zip(rows, samples.tokens, strict=True)):
-            if token != NO_TOKEN and not row.state.params.greedy:
+            if token != NO_TOKEN and not row.state.params.greedy and not self._odds.has(row):
                 own = self.row(logits, index if at is None else at[index])
                 self._odds.put(row, token, distribution(own, row, _mask(masks, index)))
         return samples
