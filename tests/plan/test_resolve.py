@@ -129,7 +129,7 @@ def test_requested_values_are_used(decide: Decide, name: str) -> None:
     value, more = ASKED_FOR[name]
     resolved = decide(**{name: value}, **more)
     assert getattr(resolved, name) == value
-    assert reasons(resolved)[name] == ASKED
+    assert reasons(resolved)[name].startswith(ASKED)
     assert reasons(decide(**more))[name] != ASKED
 
 

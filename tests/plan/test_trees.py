@@ -88,3 +88,17 @@ def test_trees_that_leave_no_room_for_the_kv_cache_are_named(decide: Callable[..
         decide(kv_cache_memory=most, speculative_tree_nodes=16, max_model_len=64)
     with pytest.raises(ConfigError, match=r"lower --kv-cache-memory$"):
         decide(kv_cache_memory=GIB, speculative_tree_nodes=16, max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "words"),
+    [
+        ("exact", "drafts never change an answer"),
+        ("rejection", "tokens of a seed depend on drafts"),
+        ("typical", "not lossless"),
+    ],
+)
+def test_the_reason_says_what_acceptance_keeps(
+    decide: Callable[..., ResolvedConfig], acceptance: str, words: str
+) -> None:
+    assert words in dict(decide(acceptance=acceptance).reasons)["acceptance"]

@@ -60,6 +60,11 @@ PASSED: dict[str, str] = {
     "tensor_parallel_size": "one device; more are not available in this version",
 }
 
+ACCEPTANCE = {
+    "exact": PASSED["acceptance"],
+    "rejection": f"{ASKED}: answers have the same distribution, but tokens of a seed depend on drafts",
+    "typical": f"{ASKED}: it is not lossless, likely drafts come too often",
+}
 
 _FIELD_DEFAULTS = {entry.name: entry.default for entry in fields(EngineConfig)}
 

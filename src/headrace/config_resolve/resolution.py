@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.config import EngineConfig
 from headrace.config_resolve.defaults import (
+    ACCEPTANCE,
     ASKED,
     BATCH_MAX_TOKENS,
     BATCH_SIZE,
@@ -77,6 +78,7 @@ def resolve(
     least one sequence of max_model_len tokens. Raises ConfigError if that or an option is impossible.
     """
     reasons = {name: reason if is_default(config, name) else ASKED for name, reason in PASSED.items()}
+    reasons["acceptance"] = ACCEPTANCE[config.acceptance]
     device = choose_device(config, machine, reasons)
     dtype, reasons["dtype"] = choose_dtype(
         config.dtype,
