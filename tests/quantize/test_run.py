@@ -223,6 +223,11 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
         ),
         ([tiny, "--data", str(tmp_path / "few.txt")], "holds 2 texts of 2 to 512 tokens, not 128"),
         ([tiny, "--samples", "-1"], "between 0 and"),
+        (
+            [tiny, "--method", "fp8", "--group-size", "128x128", "--samples", "0"],
+            "with 8 bits and blocks of 128 x 128: their sizes do not fit",
+        ),
+        ([tiny, "--method", "rtn", "--samples", "0", "--group-size", "256"], "4 bits and groups of 256"),
         ([tiny, "--group-size", "9" * 5000], "must be 16 to 256, or channel"),
         ([tiny, "--group-size", "32", "--rotate", "--seed", str(1 << 64)], "--seed must be between 0 and"),
     ):

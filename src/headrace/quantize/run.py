@@ -91,10 +91,17 @@ def open_job(source: ModelSource, spec: ModelSpec, options: QuantizeOptions) -> 
     job = Job(source, spec, options, floats_of(source, spec))
     if not job.targets:
         raise ConfigError(
-            f"no matrix of {source.name} can be stored in {options.format} with {options.bits} bits and groups of "
-            f"{options.group or 'whole rows'}: their sizes do not fit"
+            f"no matrix of {source.name} can be stored in {options.format} with {options.bits} bits and "
+            f"{_sharing(options)}: their sizes do not fit"
         )
     return job
+
+
+def _sharing(options: QuantizeOptions) -> str:
+    """Which weights have a common scale, in words."""
+    if options.strategy == "block":
+        return "blocks of 128 x 128"
+    return "whole rows" if options.group is None else f"groups of {options.group}"
 
 
 class _Run:
