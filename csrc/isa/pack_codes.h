@@ -5,6 +5,7 @@
 //   int4 symmetric   scale = -e / 8 with e the value of largest magnitude, sign included: e becomes code 0 (-8) exactly,
 //                    and all sixteen codes are used. A Gaussian group of 128 loses 12 % less than with max|w| / 7.
 //   with zeros       scale = (max - min) / (2^bits - 1), zero = round(-min / scale), the range widened to hold 0
+// A weight that is NaN or infinite makes the scale of its group NaN, so that its output feature is not a number either.
 #pragma once
 
 #include "code_formats.h"
@@ -45,7 +46,7 @@ struct GroupCode {
     float inverse, low, high;
 };
 
-HEADRACE_INLINE GroupCode group_code(float least_value, float largest_value, bool nibbles, bool symmetric) {
+HEADRACE_INLINE GroupCode group_code(float least_value, float largest_value, bool finite, bool nibbles, bool symmetric) {
     const float levels = nibbles ? 15.0F : 255.0F;
     const float low = least_value < 0 ? least_value : 0.0F, high = largest_value > 0 ? largest_value : 0.0F;
     float scale;
@@ -62,6 +63,11 @@ HEADRACE_INLINE GroupCode group_code(float least_value, float largest_value, boo
     if ((code.scale & 0x7fffU) == 0) code.scale = 0;  // no -0, so that equal weights give equal bits
     const float rounded = from_f16(code.scale);
     code.inverse = rounded == 0 ? 0.0F : 1.0F / rounded;
+    if (!finite) {
+        constexpr f16_t kNan = 0x7e00;
+        code.scale = kNan;
+        code.inverse = 0.0F;
+    }
     if (symmetric) {
         code.zero = nibbles ? 8 : 128;
         code.low = nibbles ? -8.0F : -127.0F;
@@ -95,14 +101,16 @@ static void quantise_panel(const PackArgs& args, int panel) {
         for (int column = 0; column < kPanel; ++column) {
             const void* source = args.sources[panel * kPanel + column];
             const SourceRow<Source> row{static_cast<const typename Source::Element*>(source), w.cols};
-            F32x16 largest_values = F32x16::zero(), least_values = F32x16::zero();
+            F32x16 largest_values = F32x16::zero(), least_values = F32x16::zero(), nothing = F32x16::zero();
             for (int k = begin; k < end; k += 16) {
                 const F32x16 values = row.at(k);
                 largest_values = max(values, largest_values);  // a NaN leaves them as they are
                 least_values = max(F32x16::zero() - values, least_values);
+                nothing = nothing + (values - values);  // 0, and NaN for ever once a value is not finite
             }
-            const GroupCode code =
-                group_code(-reduce_max(least_values), reduce_max(largest_values), nibbles, args.symmetric);
+            const float least_value = -reduce_max(least_values), largest_value = reduce_max(largest_values);
+            const bool finite = reduce_add(nothing) == 0;
+            const GroupCode code = group_code(least_value, largest_value, finite, nibbles, args.symmetric);
             scales[place(g) + column] = code.scale;
             if (w.zeros != nullptr) {
                 const_cast<std::uint8_t*>(w.zeros)[place(g) + column] = static_cast<std::uint8_t>(code.zero);

@@ -99,6 +99,33 @@ def test_packed_codes_equal_the_reference(team, name, format, group, symmetric, 
 
 
 @sets
+@pytest.mark.parametrize(("format", "symmetric"), list(itertools.product(QUANTIZE, (True, False))))
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+def test_a_weight_that_is_not_finite_spoils_its_output_feature(team, name, format, symmetric, kind):
+    """As it does in floats, and no other one."""
+    kernels, x = native.Kernels(name), random(3, 200, seed=5).numpy()
+    for number in (float("nan"), float("inf"), -float("inf")):
+        w = weights(40, 200)
+        w[20, 70] = 0
+        spoilt = w.clone()
+        spoilt[20, 70] = number
+        packed = [
+            native.PackedMatrix(
+                kernels, team, format, [source(one, kind)[0]], input="i8", group=64, symmetric=symmetric
+            )
+            for one in (w, spoilt)
+        ]
+        good, bad = (native.linear(kernels, team, x, one) for one in packed)
+        assert np.isnan(bad[:, 20]).all() and not np.isnan(good).any()
+        np.testing.assert_array_equal(np.delete(bad, 20, axis=1), np.delete(good, 20, axis=1))
+        scales = reference(source(spoilt, kind)[1], format, 64, symmetric).scales
+        assert torch.equal(scales.isnan().nonzero(), torch.tensor([[20, 1]]))
+        np.testing.assert_array_equal(
+            unpacked(packed[1])[1][:40, :4] & 0x7E00 == 0x7E00, scales.isnan().numpy()
+        )
+
+
+@sets
 @cases
 def test_existing_codes_are_packed_unchanged(team, name, format, group, symmetric):
     q = reference(weights(40, 200), format, group, symmetric)

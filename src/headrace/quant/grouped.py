@@ -44,30 +44,32 @@ def extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
     return groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
 
 
-def round_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
+def round_scales(scales: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """(scales as float16, float32 factors that turn weights into codes: 1 / scale, 0 for a scale of 0).
 
-    Codes are chosen against the rounded scale, so that rounding it adds almost no error.
+    Codes are chosen against the rounded scale, so that rounding it adds almost no error. The scale of a group with a
+    weight that is not finite is NaN, and its factor 0.
     """
     stored = scales.clamp(-LARGEST_SCALE, LARGEST_SCALE).to(torch.float16) + 0.0  # no -0
+    stored = torch.where(groups.isfinite().all(-1), stored, torch.nan)
     rounded = stored.to(torch.float32)
-    return stored, torch.where(rounded == 0, 0.0, 1.0 / rounded)
+    return stored, torch.where((rounded == 0) | rounded.isnan(), 0.0, 1.0 / rounded)
 
 
 def encode_symmetric(groups: Tensor, scales: Tensor, low: int, high: int, cols: int) -> Quantized:
     """Codes clip(round(weight / scale), low, high) + high + 1, with `scales` [rows, groups]."""
-    stored, factors = round_scales(scales)
+    stored, factors = round_scales(scales, groups)
     middle = high + 1
-    codes = torch.round((groups * factors[..., None]).clamp(low, high)) + middle
+    codes = torch.round(_scaled(groups, factors).clamp(low, high)) + middle
     return Quantized(_rows(codes, cols).to(torch.uint8), stored, None, middle, groups.shape[-1])
 
 
 def encode_with_zeros(groups: Tensor, levels: int, cols: int) -> Quantized:
     """Codes 0..levels over the range of each group, widened to hold 0, with the code of 0 as its zero."""
     low, high = extremes(groups)
-    stored, factors = round_scales((high - low) / levels)
-    zeros = torch.round((-low * factors).clamp(max=levels))
-    codes = torch.round((groups * factors[..., None]).clamp(-zeros[..., None], levels - zeros[..., None]))
+    stored, factors = round_scales((high - low) / levels, groups)
+    zeros = torch.round(_scaled(-low[..., None], factors)[..., 0].clamp(max=levels))
+    codes = torch.round(_scaled(groups, factors).clamp(-zeros[..., None], levels - zeros[..., None]))
     return Quantized(
         _rows(codes + zeros[..., None], cols).to(torch.uint8),
         stored,
@@ -75,6 +77,11 @@ def encode_with_zeros(groups: Tensor, levels: int, cols: int) -> Quantized:
         (levels + 1) // 2,
         groups.shape[-1],
     )
+
+
+def _scaled(groups: Tensor, factors: Tensor) -> Tensor:
+    """[rows, groups, n] times [rows, groups]; 0 for what is not a number."""
+    return (groups * factors[..., None]).nan_to_num(nan=0.0)
 
 
 def dequantize(matrix: Quantized) -> Tensor:
