@@ -101,6 +101,8 @@ def test_speculation_under_vllms_names() -> None:
         ({"method": "psychic"}, "method 'psychic' is not here"),
         ({"num_speculative_tokens": 3}, "names neither"),
         ({"method": "ngram", "acceptance": 1}, "'acceptance' is not supported"),
+        ({"method": "ngram", "model": "tale-draft"}, "ngram needs no model, so 'tale-draft' would not run"),
+        ([], "must be an object"),
     ):
         with pytest.raises(ConfigError, match=words):
             EngineConfig.from_kwargs(model="tale", speculative_config=wrong)

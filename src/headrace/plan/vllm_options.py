@@ -170,7 +170,7 @@ _UNUSED = {
 
 def _speculation(config: object) -> dict[str, object]:
     """Options in place of vLLM's speculative_config. Raises ConfigError for a method that is not here."""
-    if not config:
+    if config is None or config == {}:
         return {}
     if not isinstance(config, Mapping):
         raise ConfigError("speculative_config must be an object with named fields, such as method and model")
@@ -183,8 +183,12 @@ def _speculation(config: object) -> dict[str, object]:
         )
     if method == "mtp":
         model = "mtp"
-    if method == "ngram" or model in ("ngram", "[ngram]"):
+    if model == "[ngram]" or (method == "ngram" and model is None):
         model = "ngram"
+    if method == "ngram" and model != "ngram":
+        raise ConfigError(
+            f"speculative_config: ngram needs no model, so {model!r:.80} would not run; leave it out"
+        )
     if model is None:
         raise ConfigError("speculative_config names neither the method ngram or mtp nor a model")
     unknown = [name for name in config if name not in {"method", "model", *_SPECULATION, *_UNUSED}]
