@@ -50,7 +50,7 @@ def test_a_simulation_is_replayed(slow: TinyServer, visit: Open, recorded: Path)
     page.set_input_files("#replay-file", str(recorded))
     one.wait(lambda: page.is_visible("#replay"))
     assert "shape:smollm2-135m" in page.inner_text("#traffic-status")
-    page.select_option("#replay-speed", value="5")
+    page.select_option("#replay-speed", value="1")
     one.wait(lambda: float(page.inner_text("#replay-time").split()[0]) > 1.0)  # it plays
     page.click("#replay-play")
     assert page.inner_text("#replay-play") == "Play"
