@@ -145,8 +145,8 @@ def _stored(folder: Path) -> dict[str, float]:
 
 
 def _rates(config: EngineConfig) -> dict[str, float]:
-    """Decoded tokens a second of 1 and of 32 requests at once: the fastest of at least three runs and five seconds, as
-    whatever else a machine does only slows a run; after one run that is not counted."""
+    """Decoded tokens a second of 1 and of 32 requests at once: the fastest of at least three runs and five seconds,
+    because other work on a machine can only slow a run. The first run is not counted."""
     subject = load_subject(config, roofline=False)
     found = {}
     for batch in BATCHES:

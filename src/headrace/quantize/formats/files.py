@@ -113,7 +113,7 @@ def _claim(folder: Path, path: Path) -> int:
     try:
         while True:
             path.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # what another process removes meanwhile is made anew
+            with suppress(FileNotFoundError):  # another process may have removed it: the loop makes it again
                 held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 if not _lock(held):
                     os.close(held)
