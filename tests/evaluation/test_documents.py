@@ -14,10 +14,14 @@ from headrace.evaluation.documents import (
     BUNDLED_TEXTS,
     Document,
     beginnings,
+    first_tokens,
     given_documents,
+    measured_documents,
     read_records,
     split,
 )
+from headrace.text.tokenizer_source import open_tokenizer
+from tests.places import TALE
 
 
 class Bytes:
@@ -102,6 +106,49 @@ def test_beginnings_are_whole_prompts_and_parts_of_texts() -> None:
     assert all(4 <= len(one) <= 50 for one in texts)
     assert found == beginnings(records, Bytes(), 40, random.Random(1), 500)
     assert beginnings([{"text": ""}], Bytes(), 4, random.Random(1), 500) == []
+
+
+class Counts(Bytes):
+    """How much was tokenized."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def encode(self, text: str) -> list[int]:
+        self.read += len(text)
+        return super().encode(text)
+
+
+def test_of_a_long_record_no_more_is_read_than_its_beginning_takes() -> None:
+    records = [{"text": "a" * 1_000_000}, {"prompt": "b" * 1_000_000}]
+    encoder = Counts()
+    found = beginnings(records, encoder, 9, random.Random(1), 500)
+    assert len(found) == 9 and all({*one} == {ord("a")} for one in found)
+    assert encoder.read < 40_000
+    encoder = Counts()
+    (first, second) = measured_documents(records, encoder, 100, 150)
+    assert (len(first.ids), len(second.ids)) == (100, 52) and encoder.read < 10_000
+
+
+def test_of_many_records_no_more_are_read_than_are_drawn() -> None:
+    records = [{"text": chr(number) * 50} for number in range(33, 10_033)]
+    encoder = Counts()
+    assert len(beginnings(records, encoder, 20, random.Random(1), 500)) == 20
+    assert encoder.read == 20 * 50
+
+
+def test_first_tokens_are_those_of_the_whole_text() -> None:
+    tokenizer = open_tokenizer(TALE)
+    stories = "\n".join(record["text"] for record in read_records(BUNDLED_TEXTS))
+    for text in (
+        stories,
+        stories.replace(" ", ""),
+        " " * 50_000 + stories,
+        "é😀" * 20_000,
+        stories[:100],
+        "",
+    ):
+        assert first_tokens(text, tokenizer, 300) == tokenizer.encode(text)[:300]
 
 
 def test_what_the_tokenizer_refuses_is_named() -> None:

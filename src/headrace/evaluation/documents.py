@@ -21,6 +21,10 @@ LONGEST = 1024
 _LONGEST_PROMPT = 512
 _SHORTEST_BEGINNING = 4
 _LONGEST_BEGINNING = 64
+_CHARACTERS = 16
+"""Of a text, for each of its first tokens that is asked for."""
+_MARGIN = 64
+"""Tokens before the end of a part of a text, which the whole text may have others for."""
 
 
 class Encoder(Protocol):
@@ -96,19 +100,35 @@ def _named(record: Record) -> Iterator[None]:
         raise ConfigError(f"the record {reprlib.repr(dict(record))} cannot be read: {error}") from error
 
 
-def given_documents(records: Sequence[Record], encoder: Encoder, longest: int) -> list[Document]:
-    """The texts themselves: what follows the prompt, where there is one, and else all of it. Raises ConfigError for
-    what the tokenizer refuses."""
+def first_tokens(text: str, encoder: Encoder, count: int) -> list[int]:
+    """The first `count` tokens of a text, of which no more is read than they take."""
+    size = (count + _MARGIN) * _CHARACTERS
+    while size < len(text):
+        ids = encoder.encode(text[:size])
+        if len(ids) >= count + _MARGIN:
+            return ids[:count]
+        size *= 4
+    return encoder.encode(text)[:count]
+
+
+def given_documents(
+    records: Sequence[Record], encoder: Encoder, longest: int, most: int | None = None
+) -> list[Document]:
+    """The texts themselves: what follows the prompt, where there is one, and else all of it.
+
+    most: tokens that are needed of a record, of which the rest may be left out. Raises ConfigError for what the
+    tokenizer refuses.
+    """
     documents = []
     for record in records:
         start = 1
         with _named(record):
-            if isinstance(record.get("text"), str):
-                ids = encoder.encode(record["text"])
+            text = plain_text(record)
+            if text is not None:
+                ids = encoder.encode(text) if most is None else first_tokens(text, encoder, most)
             elif isinstance(record.get("prompt"), str):
-                completion = record.get("completion")
-                ids = encoder.encode(record["prompt"] + (completion or ""))
-                start = len(encoder.encode(record["prompt"])) if completion else 1
+                ids = encoder.encode(record["prompt"] + record["completion"])
+                start = len(encoder.encode(record["prompt"]))
             else:
                 ids = encoder.encode_chat(record["messages"], add_generation_prompt=False)
         documents += [
@@ -117,12 +137,21 @@ def given_documents(records: Sequence[Record], encoder: Encoder, longest: int) -
     return [document for document in documents if document.trained]
 
 
+def plain_text(record: Record) -> str | None:
+    """The text of a record that has no part which is only read; None: it has."""
+    for name in ("text", "prompt"):
+        if isinstance(text := record.get(name), str):
+            return None if name == "prompt" and record.get("completion") else text
+    return None
+
+
 def measured_documents(
     records: Sequence[Record], encoder: Encoder, longest: int, tokens: int
 ) -> list[Document]:
     """As many of `given_documents` as have so many tokens to predict; the last is cut, and no later text is read."""
     found: list[Document] = []
-    for document in (one for record in records for one in given_documents([record], encoder, longest)):
+    most = tokens + tokens // max(1, longest - 1) + 1  # the first token of a document is not predicted
+    for document in (one for record in records for one in given_documents([record], encoder, longest, most)):
         if tokens <= 0:
             break
         if document.trained > tokens:
@@ -140,23 +169,36 @@ def beginnings(
     All records come up equally often; of a text, each time another number of tokens.
     """
     longest = min(longest, _LONGEST_PROMPT)
-    encoded: list[tuple[list[int], bool]] = []
-    for record in records:
-        with _named(record):
-            if isinstance(record.get("text"), str):
-                encoded.append((encoder.encode(record["text"])[:longest], True))
-            elif "messages" in record:
-                encoded.append((encoder.encode_chat(record["messages"]), False))
-            else:
-                encoded.append((encoder.encode(record["prompt"]), False))
-    usable = [(ids, cut) for ids, cut in encoded if 0 < len(ids) <= longest]
+    mixed = list(records)
+    rng.shuffle(mixed)
+    usable: list[tuple[list[int], bool]] = []
     found: list[list[int]] = []
+    for record in mixed:  # no more of them are tokenized than are needed
+        if len(found) >= count:
+            break
+        ids, cut = _prompt(record, encoder, longest)
+        if 0 < len(ids) <= longest:
+            usable.append((ids, cut))
+            found.append(_beginning(ids, rng) if cut else ids)
     while usable and len(found) < count:
         rng.shuffle(usable)
-        for ids, cut in usable[: count - len(found)]:
-            last = max(1, min(len(ids) // 2, _LONGEST_BEGINNING))
-            found.append(ids[: rng.randint(min(last, _SHORTEST_BEGINNING), last)] if cut else ids)
+        found += [_beginning(ids, rng) if cut else ids for ids, cut in usable[: count - len(found)]]
     return found
+
+
+def _prompt(record: Record, encoder: Encoder, longest: int) -> tuple[list[int], bool]:
+    """Tokens of a record, one more than `longest` where a prompt is longer; and whether a part of them will do."""
+    with _named(record):
+        if isinstance(record.get("text"), str):
+            return first_tokens(record["text"], encoder, longest), True
+        if "messages" in record:
+            return encoder.encode_chat(record["messages"]), False
+        return first_tokens(record["prompt"], encoder, longest + 1), False
+
+
+def _beginning(ids: list[int], rng: random.Random) -> list[int]:
+    last = max(1, min(len(ids) // 2, _LONGEST_BEGINNING))
+    return ids[: rng.randint(min(last, _SHORTEST_BEGINNING), last)]
 
 
 def split(documents: Sequence[Document], rng: random.Random) -> tuple[list[Document], list[Document]]:

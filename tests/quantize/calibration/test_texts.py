@@ -39,9 +39,10 @@ def test_of_a_large_file_a_part_is_tokenized_drawn_from_all_of_it() -> None:
 
 
 def test_one_long_text_is_read_in_pieces() -> None:
-    encoder = Letters()
-    assert len(calibration_texts([{"text": "a" * 5 * ENOUGH}], encoder, 8, 512, 0, "a file")) == 8
-    assert encoder.read < 1.1 * ENOUGH
+    for name in ("text", "prompt"):
+        encoder = Letters()
+        assert len(calibration_texts([{name: "a" * 5 * ENOUGH}], encoder, 8, 512, 0, "a file")) == 8
+        assert encoder.read < 1.1 * ENOUGH
 
 
 def test_too_few_texts_are_counted_even_where_the_file_is_large() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.errors import ConfigError
-from headrace.evaluation.documents import Document, Encoder, Record, beginnings, given_documents
+from headrace.evaluation.documents import Document, Encoder, Record, beginnings, given_documents, plain_text
 from headrace.models.source import BUNDLED_FOLDER
 
 BUNDLED_CALIBRATION = BUNDLED_FOLDER / "calibration.jsonl"
@@ -111,8 +111,8 @@ def calibration_texts(
 
 
 def _pieces(record: Record) -> list[Record]:
-    text = record.get("text")
-    if not isinstance(text, str) or len(text) <= _PIECE:
+    text = plain_text(record)
+    if text is None or len(text) <= _PIECE:
         return [record]
     return [{"text": text[at : at + _PIECE]} for at in range(0, len(text), _PIECE)]
 
