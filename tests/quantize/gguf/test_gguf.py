@@ -313,3 +313,19 @@ def test_the_command_writes_a_file(tiny: str, tmp_path: Path, capsys: pytest.Cap
     assert main([*words, "--format", "gguf:q4_0"]) == 0
     assert "relative error of the products of each matrix" in capsys.readouterr().out
     assert (tmp_path / "out" / "out-Q4_0.gguf").is_file()
+
+
+@pytest.mark.parametrize("words", [["--format", "gguf:Q4_K_M"], ["--format", "gguf:auto", "--size", "9KB"]])
+def test_rows_that_no_block_fills_are_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 1}
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", CONFIGS["mistral"] | sizes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TALE / name, tmp_path / "model")
+    words = [*words, "--method", "auto"] if "gguf:auto" in words else words
+    words += ["--samples", "3", "--length", "16", "--num-threads", "1", "-o", str(tmp_path / "out")]
+    assert main(["quantize", str(tmp_path / "model"), *words]) == 1
+    assert "their rows are not whole blocks of 32 weights" in " ".join(capsys.readouterr().err.split())
+    assert [one.name for one in tmp_path.iterdir()] == ["model"]

@@ -53,6 +53,8 @@ PREFIX = "gguf:"
 """What `--format` begins with."""
 METHODS = ("rtn", "gptq")
 _HEADER = "header.gguf.part"
+_SMALLEST_BLOCK = "Q8_0"
+"""Takes the place of types with larger blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,13 @@ class Job:
         for one in self.sources:
             if not one.bias:
                 self._of_weight.setdefault(one.weight.name, []).append(one)
+        if TYPES[find_mix(options.mix).usual].quantized and not any(
+            fitting(_SMALLEST_BLOCK, one.weight.columns).quantized for one in self.parts()
+        ):
+            raise ConfigError(
+                f"no matrix in the layers of {source.name} can be stored in {PREFIX}{options.mix}: their rows are not "
+                f"whole blocks of {TYPES[_SMALLEST_BLOCK].weights} weights; {PREFIX}F16 and {PREFIX}BF16 have no blocks"
+            )
 
     @property
     def size(self) -> int:
