@@ -103,6 +103,20 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 """By name: models with recurrent layers beside one that attends."""
 
+PARALLEL: dict[str, dict[str, Any]] = {
+    "cohere2": _SIZES
+    | {
+        "model_type": "cohere2",
+        "architectures": ["Cohere2ForCausalLM"],
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.2,
+        "tie_word_embeddings": True,
+    },
+}
+"""By name: a model whose attention and feed-forward read the same norm."""
+
 _RECURRENT_TYPES = {"qwen3_next", *(config["model_type"] for config in RECURRENT.values())}
 
 
@@ -128,7 +142,7 @@ SPREAD = 0.2
 def weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     """Seeded: matrices [out, in] are normal, norms 1 and biases 0."""
     rng = np.random.default_rng(0)
-    if config["model_type"] in ("deepseek_v3", "gemma4_text", "llama4_text"):
+    if config["model_type"] in ("deepseek_v3", "gemma4_text", "llama4_text", "cohere2"):
         spec = read_spec(config)
         tensors = lower(spec, weight_names(spec)).tensors()
         return {name: _tensor(rng, name, shape) for name, shape in tensors.items()}

@@ -36,7 +36,7 @@ from headrace.quantize.rounding.scheme import Scheme, rtn
 from headrace.quantize.run import quantize
 from tests.models.hub import server
 from tests.places import TALE
-from tests.tiny_checkpoint import CONFIGS, RECURRENT, write
+from tests.tiny_checkpoint import CONFIGS, PARALLEL, RECURRENT, write
 
 TEXTS = [tuple((7 * text + 3 * at * at) % 2000 for at in range(24 + text)) for text in range(4)]
 
@@ -144,6 +144,26 @@ def test_norms_and_codes_of_awq_go_together(tiny: str, tmp_path: Path) -> None:
         other.matrices["1.qkv"].weight[:96] * norms[1],
     )
     assert (before - after).norm() < 0.15 * before.norm()
+
+
+def test_a_norm_that_two_halves_of_a_layer_read_is_written_once(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    write(
+        tmp_path / "model", PARALLEL["cohere2"] | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    )
+    model, out = str(tmp_path / "model"), str(tmp_path / "out")
+    report = made(model, Path(out), method="awq", bits=8)
+    assert not report.unscaled and max(report.errors.values()) < 0.02
+    one, other = (
+        load_weights(resolve_model(each), stored_spec(resolve_model(each)), dtype=torch.float32)
+        for each in (model, out)
+    )
+    for name in ("0.qkv", "0.gate_up"):
+        norm = "0.input_norm" if name == "0.qkv" else "0.post_norm"
+        before, after = (each.matrices[name].weight * each.vectors[norm] for each in (one, other))
+        rows = slice(96 if name == "0.qkv" else 128)  # what follows is divided by factors of its own
+        assert not torch.equal(one.vectors[norm], other.vectors[norm])
+        assert (before - after)[rows].norm() < 0.02 * before[rows].norm()
 
 
 class Killed(BaseException):
@@ -327,7 +347,7 @@ def test_progress_without_texts_is_that_of_layers(
         ("compressed-tensors", "fp8", None),
     ],
 )
-@pytest.mark.parametrize("family", [*CONFIGS, *RECURRENT])
+@pytest.mark.parametrize("family", [*CONFIGS, *RECURRENT, *PARALLEL])
 def test_every_family_hardly_moves_with_8_bits(
     family: str, format: str, method: str, order: Literal["static", "group"] | None, tmp_path: Path
 ) -> None:
@@ -336,7 +356,7 @@ def test_every_family_hardly_moves_with_8_bits(
     from headrace.evaluation.measures import divergence
 
     (tmp_path / "model").mkdir()
-    write(tmp_path / "model", (CONFIGS | RECURRENT)[family])
+    write(tmp_path / "model", (CONFIGS | RECURRENT | PARALLEL)[family])
     options = {"format": format, "method": method, "order": order}
     group = None if method in ("smoothquant", "fp8") else 16
     report = made(str(tmp_path / "model"), tmp_path / "out", bits=8, group=group, **options)

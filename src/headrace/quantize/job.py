@@ -79,7 +79,8 @@ class Job:
                 f"{source.name} cannot be rotated: {stuck[0].name} shares its tensor in the files with other weights, "
                 "and does not become codes; leave out --rotate, or choose another --group-size"
             )
-        self.rewritten = [name for weight in changed for name in self.plain.names(weight, weight in fits)]
+        rewritten = [name for weight in changed for name in self.plain.names(weight, weight in fits)]
+        self.rewritten = list(dict.fromkeys(rewritten))
         replaced = {*map(checkpoint.stored_name, self.modules), *self.rewritten, *self.ends.replaced}
         if options.head:
             self._add_head()

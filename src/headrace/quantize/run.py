@@ -199,13 +199,13 @@ class _Run:
         """Quantise the matrices of a layer; gives their errors."""
         if hessians is not None:
             self._scale(segment.layer, targets, weights, hessians)
-        tensors = [
-            tensor
+        plain = {
+            tensor.form.name: tensor  # two weights of the program may be one tensor
             for weight in self._job.changed[segment.layer]
             for tensor in self._job.plain.tensors(weights, weight, weight in targets)
-        ]
+        }
         coded, errors = self._encode(targets, weights, hessians)
-        write_tensors(path, tensors + coded)
+        write_tensors(path, [*plain.values(), *coded])
         return errors
 
     def _encode(

@@ -10,9 +10,9 @@ import torch
 from headrace.program.records import WeightRef
 from headrace.quantize.transforms.folds import Fold, Rows, folds
 from tests.quantize.streams import model, streams
-from tests.tiny_checkpoint import CONFIGS, RECURRENT
+from tests.tiny_checkpoint import CONFIGS, PARALLEL, RECURRENT
 
-FAMILIES = CONFIGS | RECURRENT
+FAMILIES = CONFIGS | RECURRENT | PARALLEL
 
 
 def places(family: str, folder: Path) -> dict[str, Fold]:

@@ -32,13 +32,14 @@ class Fold:
 
     source: the weight of a norm, then its bias if it has one; or rows of a matrix. readers: the matrices that read the
     features, and nothing else does. heads: (query heads, KV heads) where each feature of a KV head is read in the place
-    of several query heads.
+    of several query heads. again: other weights of the program that are the same tensors as the source.
     """
 
     layer: int
     source: tuple[WeightRef, ...] | Rows
     readers: tuple[WeightRef, ...]
     heads: tuple[int, int] | None = None
+    again: tuple[tuple[WeightRef, ...], ...] = ()
 
     @property
     def features(self) -> int:
@@ -54,7 +55,7 @@ class Fold:
     def weights(self) -> tuple[WeightRef, ...]:
         """All that change."""
         source = (self.source.weight,) if isinstance(self.source, Rows) else self.source
-        return (*source, *self.readers)
+        return (*source, *(weight for one in self.again for weight in one), *self.readers)
 
     def spread(self, factors: Tensor) -> Tensor:
         """Those of the source [..., F] for the columns of its readers, [..., C]."""
@@ -96,6 +97,9 @@ class Fold:
             norm.copy_(fresh)
             for bias in self.source[1:]:
                 weights.vectors[bias.name].copy_(rounded(bias, weights.vectors[bias.name] / factors))
+            for others in self.again:
+                for one, other in zip(self.source, others, strict=True):
+                    weights.vectors[other.name].copy_(weights.vectors[one.name])
         columns = self.spread(factors)
         for reader in self.readers:
             matrix = weights.matrices[reader.name].weight
@@ -149,7 +153,7 @@ class Flow:
 
     def fold(
         self, source: tuple[WeightRef, ...] | Rows, numbers: Sequence[int], heads: tuple[int, int] | None = None,
-        through: Sequence[str] = _PASSING,
+        through: Sequence[str] = _PASSING, again: tuple[tuple[WeightRef, ...], ...] = (),
     ) -> Iterator[Fold]:  # fmt: skip
         """That of the features which these ops give, if all that reads them can be scaled."""
         readers: list[WeightRef] = []
@@ -165,17 +169,22 @@ class Flow:
             return
         if isinstance(source, Rows) and any(one.experts != made.experts for one in readers):
             return
-        yield Fold(made.layer, source, tuple(dict.fromkeys(readers)), heads)
+        yield Fold(made.layer, source, tuple(dict.fromkeys(readers)), heads, again)
 
 
 def _norms(flow: Flow) -> Iterator[Fold]:
-    groups: dict[tuple[WeightRef, ...], list[int]] = {}
+    """Those of norms; the two of a parallel layer may be one tensor."""
+    groups: dict[tuple[object, ...], dict[tuple[WeightRef, ...], list[int]]] = {}
     for number, op in enumerate(flow.ops):
         if op.kind == "norm" and op.weights:
-            groups.setdefault(op.weights, []).append(number)
-    for weights, numbers in groups.items():
-        if all(flow.users[weight.name] == numbers for weight in weights):
-            yield from flow.fold(weights, numbers)
+            tensors = tuple(weight.parts for weight in op.weights)
+            groups.setdefault(tensors, {}).setdefault(op.weights, []).append(number)
+    for same in groups.values():
+        if all(flow.users[weight.name] == numbers for one, numbers in same.items() for weight in one):
+            source, *again = same
+            yield from flow.fold(
+                source, [n for numbers in same.values() for n in numbers], again=tuple(again)
+            )
 
 
 def _products(flow: Flow) -> Iterator[Fold]:
