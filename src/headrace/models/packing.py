@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -45,12 +46,39 @@ def pack_floats(
     place: ExpertPlace = ALONE,
 ) -> PackedMatrix:
     """Floats, parts below each other, in a format of `parse_format`, or as floats; rounded where it has fewer bits."""
+    return packer(kernels, team, parts, target, gate=gate, bias=bias, place=place)()
+
+
+def packer(
+    kernels: Kernels,
+    team: Team,
+    parts: Sequence[NDArray[Any]],
+    target: WeightFormat,
+    *,
+    gate: bool = False,
+    bias: NDArray[np.float32] | None = None,
+    place: ExpertPlace = ALONE,
+) -> Callable[[], PackedMatrix]:
+    """`pack_floats`, for copies: codes that the kernels do not choose themselves are chosen once, before it returns."""
     if target.blocks:
         blocks = [encode_blocks(to_float32(part), TYPES[target.blocks.upper()]) for part in parts]
-        return pack_blocks(kernels, team, target.blocks, blocks, gate=gate, bias=bias, place=place)
+        return partial(pack_blocks, kernels, team, target.blocks, blocks, gate=gate, bias=bias, place=place)
     if target.quantized and target.storage not in ("int8", "int4"):
         coded = [encode(to_float32(part), target) for part in parts]
-        return pack_codes(kernels, team, coded, target, gate=gate, bias=bias, place=place)
+        return partial(pack_codes, kernels, team, coded, target, gate=gate, bias=bias, place=place)
+    return partial(_pack_as_floats, kernels, team, parts, target, gate=gate, bias=bias, place=place)
+
+
+def _pack_as_floats(
+    kernels: Kernels,
+    team: Team,
+    parts: Sequence[NDArray[Any]],
+    target: WeightFormat,
+    *,
+    gate: bool,
+    bias: NDArray[np.float32] | None,
+    place: ExpertPlace,
+) -> PackedMatrix:
     if place.matrix is not None:
         place.matrix.put(kernels, team, place.number, [*parts], bias)
         return place.matrix

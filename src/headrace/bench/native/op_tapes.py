@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.bench.native.tape_step import BLOCK_SIZE, VOCAB_SIZE, TapeStep
 from headrace.core.types import Retention
-from headrace.models.packing import pack_floats
+from headrace.models.packing import packer
 from headrace.models.spec import KVLayout
 from headrace.program.records import Attention
 from headrace.quant.format import INPUT_ALIGN, WeightFormat
@@ -49,6 +49,8 @@ class OpTapes:
         self.team = self._native.Team(threads, pin)
         self._random = np.random.default_rng(0)
         self._tables: dict[int, NDArray[np.float32]] = {}
+        self._packs: tuple[Product, WeightFormat] | None = None
+        self._packer: Callable[[], Any]
 
     def empty(self, tokens: int, seqs: int) -> Any:
         """A tape for steps of up to so many tokens and sequences."""
@@ -64,10 +66,13 @@ class OpTapes:
 
     def pack(self, product: Product, weights: WeightFormat) -> Any:
         """A packed matrix of bfloat16 of either sign between 2^-7 and 2^-5; the same numbers at every call for the same
-        shape."""
-        half = product.rows // 2 if product.gated else product.rows
-        parts = [_weights(half, product.cols)] * (2 if product.gated else 1)
-        return pack_floats(self.kernels, self.team, parts, weights, gate=product.gated)
+        shape. Copies, one after the other, share their rounding."""
+        if self._packs != (product, weights):
+            half = product.rows // 2 if product.gated else product.rows
+            parts = [_weights(half, product.cols)] * (2 if product.gated else 1)
+            self._packer = packer(self.kernels, self.team, parts, weights, gate=product.gated)
+            self._packs = (product, weights)
+        return self._packer()
 
     def linear(
         self, product: Product, weights: WeightFormat, matrices: Sequence[Any], rows: int, seqs: int = 1
