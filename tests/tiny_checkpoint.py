@@ -142,7 +142,7 @@ SPREAD = 0.2
 def weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     """Seeded: matrices [out, in] are normal, norms 1 and biases 0."""
     rng = np.random.default_rng(0)
-    if config["model_type"] in ("deepseek_v3", "gemma4_text", "llama4_text", "cohere2"):
+    if config["model_type"] in ("deepseek_v3", "gemma4_text", "llama4_text", "cohere2", "gemma2"):
         spec = read_spec(config)
         tensors = lower(spec, weight_names(spec)).tensors()
         return {name: _tensor(rng, name, shape) for name, shape in tensors.items()}

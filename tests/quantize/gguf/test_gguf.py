@@ -329,3 +329,19 @@ def test_rows_that_no_block_fills_are_refused(
     assert main(["quantize", str(tmp_path / "model"), *words]) == 1
     assert "their rows are not whole blocks of 32 weights" in " ".join(capsys.readouterr().err.split())
     assert [one.name for one in tmp_path.iterdir()] == ["model"]
+
+
+def test_settings_without_a_key_are_refused_before_texts_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 20}
+    more = {"head_dim": 16, "num_hidden_layers": 2, "tie_word_embeddings": True}
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", CONFIGS["mistral"] | own | more)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TALE / name, tmp_path / "model")
+    (tmp_path / "few.txt").write_text("A fox.")
+    words = ["--format", "gguf:Q4_0", "--data", str(tmp_path / "few.txt"), "-o", str(tmp_path / "out")]
+    assert main(["quantize", str(tmp_path / "model"), *words]) == 1
+    assert "no key of the format holds its layers" in " ".join(capsys.readouterr().err.split())
+    assert {one.name for one in tmp_path.iterdir()} == {"model", "few.txt"}

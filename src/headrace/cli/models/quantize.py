@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         _check_kernels(args)
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
     spec = stored_spec(source)
-    _check_model(source, spec, asked, args.method == AUTO_METHOD)
+    _check_model(source, spec, asked, args.method == AUTO_METHOD, args.output)
     texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
 
     with open_unfinished(args.output) as place:
@@ -207,17 +207,20 @@ def _gated(
 
 
 def _check_model(
-    source: ModelSource, spec: ModelSpec, asked: QuantizeOptions | GGUFOptions, auto: bool
+    source: ModelSource, spec: ModelSpec, asked: QuantizeOptions | GGUFOptions, auto: bool, output: Path
 ) -> None:
     """Raises as `quantize.run.quantize`, before texts are sampled and anything is measured, where the model is not one
     of floats or the options do not fit it; those of auto are not all known yet."""
+    from headrace.quantize.formats.files import open_unfinished
     from headrace.quantize.gguf import run as gguf
     from headrace.quantize.matrices import floats_of
     from headrace.quantize.options import QuantizeOptions
     from headrace.quantize.run import open_job
 
     if not isinstance(asked, QuantizeOptions):
-        gguf.open_job(source, spec, asked)
+        job = gguf.open_job(source, spec, asked)
+        with open_unfinished(output) as place:
+            job.check(place)
     elif auto:
         floats_of(source, spec)
     else:

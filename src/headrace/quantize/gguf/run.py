@@ -105,6 +105,7 @@ def quantize_gguf_into(
     if options.method == "gptq" and not texts:
         raise ConfigError("gptq needs calibration texts")
     job = open_job(source, spec, options)
+    job.check(place)
     place.start(job.key(texts), job.size)
     known = place.state.get("report")
     if known is not None:
@@ -191,14 +192,19 @@ class Job:
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
+    def check(self, place: Unfinished) -> None:
+        """Raises UnsupportedModel where no keys of the format hold the model."""
+        first = b"" if self._divisors is None else self._divisors.tobytes()
+        header = place.path / _HEADER
+        try:
+            writer.write_without_weights(header, self._metadata, self._planned, first)
+            check_header(header, self._spec, self._source.name)
+        finally:
+            header.unlink(missing_ok=True)
+
     def run(
         self, texts: Sequence[Sequence[int]], place: Unfinished, name: str, progress: Progress | None
     ) -> Report:
-        first = b"" if self._divisors is None else self._divisors.tobytes()
-        header = place.layers / _HEADER
-        writer.write_without_weights(header, self._metadata, self._planned, first)
-        check_header(header, self._spec, self._source.name)
-        header.unlink()
         state = place.state
         walk = Walk(self.program, texts) if texts else None
         targets = [
