@@ -72,26 +72,37 @@ class KernelBench:
 
     # ---- linear ----
 
-    def linear(self, product: Product, weights: WeightFormat, row_counts: Sequence[int]) -> Iterator[Row]:
-        """A row for each number of rows. The encoding of activations is not in the time."""
+    def linear(
+        self, product: Product, formats: Sequence[WeightFormat], row_counts: Sequence[int], progress: Progress
+    ) -> Iterator[Row]:
+        """A row for each number of rows and format. Formats take turns, since what memory gives changes from second to
+        second on many machines. The encoding of activations is not in the time."""
         counts = [count for count in row_counts if product.name != "head" or count <= DECODE_ROWS]
         if not counts:
             return
-        cold = [self._tapes.pack(product, weights)]
-        cold += [
-            self._tapes.pack(product, weights) for _ in range(min(511, self._cold_bytes // cold[0].nbytes))
-        ]
+        cold = []
+        for weights in formats:
+            progress(f"{self._name} {product.name} {weights.name}")
+            first = self._tapes.pack(product, weights)
+            others = min(511, self._cold_bytes // len(formats) // first.nbytes)
+            cold.append([first, *(self._tapes.pack(product, weights) for _ in range(others))])
         for count in counts:
-            used = cold if count <= DECODE_ROWS else cold[:HOT_COPIES]
-            tape = self._tapes.linear(product, weights, used, count)
-            seconds = self._time(tape, "linear", self._one_prompt(count))
-            work = Work(
-                cold[0].nbytes, {ROWS[weights.activations]: 2.0 * count * product.rows * product.cols}
-            )
-            shape = f"{product.rows}x{product.cols}"
-            yield self._row(
-                {"op": product.name, "format": weights.name, "shape": shape, "rows": count}, seconds, work
-            )
+            progress(f"{self._name} {product.name} {count}")
+            tapes = [
+                self._tapes.linear(
+                    product, weights, used if count <= DECODE_ROWS else used[:HOT_COPIES], count
+                )
+                for weights, used in zip(formats, cold, strict=True)
+            ]
+            times = self._turns(tapes, "linear", self._one_prompt(count))
+            for weights, used, seconds in zip(formats, cold, times, strict=True):
+                operations = 2.0 * count * product.rows * product.cols
+                labels: dict[str, Label] = {
+                    "op": product.name, "format": weights.name, "shape": f"{product.rows}x{product.cols}", "rows": count
+                }  # fmt: skip
+                yield self._row(
+                    labels, seconds, Work(used[0].nbytes, {ROWS[weights.activations]: operations})
+                )
 
     # ---- encode ----
 
@@ -165,16 +176,22 @@ class KernelBench:
 
     def _time(self, tape: Any, name: str, step: TapeStep) -> list[float]:
         """Seconds of one call of that name, a median for each run of the tape; the first run warms up."""
-        tape.profile(True)
-        medians: list[float] = []
+        (seconds,) = self._turns([tape], name, step)
+        return seconds
+
+    def _turns(self, tapes: Sequence[Any], name: str, step: TapeStep) -> list[list[float]]:
+        """`_time` of several tapes, which take turns."""
+        medians: list[list[float]] = [[] for _ in tapes]
+        for tape in tapes:
+            tape.profile(True)
         begin = 0.0
-        while len(medians) <= self._repeats or time.monotonic() - begin < LEAST_SECONDS:
-            tape.clear_costs()
-            step.run(tape, paged=name == "attention")
-            costs = tape.costs()
-            medians.append(statistics.median(cost[2] for cost in costs if cost[0] == name))
+        while len(medians[0]) <= self._repeats or time.monotonic() - begin < LEAST_SECONDS * len(tapes):
+            for tape, of_tape in zip(tapes, medians, strict=True):
+                tape.clear_costs()
+                step.run(tape, paged=name == "attention")
+                of_tape.append(statistics.median(cost[2] for cost in tape.costs() if cost[0] == name))
             begin = begin or time.monotonic()
-        return medians[1:]
+        return [of_tape[1:] for of_tape in medians]
 
     def _row(
         self, labels: dict[str, Label], seconds: list[float], work: Work, *, against_roofline: bool = True
@@ -217,10 +234,8 @@ def kernel_rows(
     for roofline in rooflines:
         bench = KernelBench(native, roofline.kernels, roofline, repeats=repeats, pin=pin)
         if "linear" in ops:
-            for weights in formats:
-                for product in products_of(spec):
-                    progress(f"{roofline.kernels} {product.name} {weights.name}")
-                    yield from bench.linear(product, weights, row_counts)
+            for product in products_of(spec):
+                yield from bench.linear(product, formats, row_counts, progress)
         if "attention" in ops:
             for kind in kinds:
                 progress(f"{roofline.kernels} attention {kind}")

@@ -201,7 +201,8 @@ NATIVE_KINDS: Mapping[str, Kind] = MappingProxyType(
             summary="each native kernel at a model's shapes",
             description="Each kernel by itself at the shapes of a model's layer. Weights and KV lie in memory many "
             "times over, so that they are read from memory and not from a cache, as in a real step; with more than 64 "
-            "rows arithmetic is the limit, and two copies do. Encoding stays in caches: it has no roofline.",
+            "rows arithmetic is the limit, and two copies do. Formats take turns, so that a machine whose memory is "
+            "slower for some seconds slows them all. Encoding stays in caches: it has no roofline.",
             examples=(
                 "",
                 " --ops linear --formats int4 int4-g32 int4-a16 --rows 1 32",
