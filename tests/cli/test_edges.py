@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,33 +21,44 @@ RUN = [sys.executable, "-m", "headrace"]
 SHORT = ["--max-tokens", "2", "--temperature", "0", "--num-threads", "1"]
 
 
-def generate(*words: str, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*RUN, "generate", *words, *SHORT, "--json"],
-        input=stdin, capture_output=True, check=False, timeout=120,
-    )  # fmt: skip
+Generate = Callable[..., int]
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> Generate:
+    """`headrace generate` after a pipe with these bytes."""
+
+    def run(*words: str, stdin: bytes) -> int:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
+        return main(["generate", *words, *SHORT, "--json"])
+
+    return run
 
 
 # ---- Prompts from a pipe ----
 
 
-def test_only_newlines_separate_prompts() -> None:
-    done = generate("--file", "-", stdin=b"a\r\nb\x0cc\x1cd\xe2\x80\xa8e\n")
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["prompt"] for line in done.stdout.splitlines()] == ["a", "b\x0cc\x1cd\u2028e"]
+def test_only_newlines_separate_prompts(generate: Generate, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate("--file", "-", stdin=b"a\r\nb\x0cc\x1cd\xe2\x80\xa8e\n") == 0
+    assert [json.loads(line)["prompt"] for line in capsys.readouterr().out.encode().splitlines()] == [
+        "a",
+        "b\x0cc\x1cd\u2028e",
+    ]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_prompt() -> None:
-    done = generate(stdin=b"\xef\xbb\xbfOnce\r\nupon\n")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["prompt"] == "Once\nupon"
+def test_a_byte_order_mark_is_no_part_of_the_prompt(
+    generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(stdin=b"\xef\xbb\xbfOnce\r\nupon\n") == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "Once\nupon"
 
 
 @pytest.mark.parametrize("words", [[], ["--file", "-"]])
-def test_bytes_that_are_no_text_are_refused(words: list[str]) -> None:
-    done = generate(*words, stdin=b"\xff\xfe")
-    assert done.returncode == 1
-    assert done.stderr == b"headrace: error: standard input cannot be read: it is not UTF-8 text\n"
+def test_bytes_that_are_no_text_are_refused(
+    words: list[str], generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(*words, stdin=b"\xff\xfe") == 1
+    assert capsys.readouterr().err == "headrace: error: standard input cannot be read: it is not UTF-8 text\n"
 
 
 def test_an_argument_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +84,10 @@ def test_a_prompt_is_the_same_in_any_locale() -> None:
     assert done.stdout.isascii() and json.loads(done.stdout)["prompt"] == "h\u00e9 \U0001f98a"
 
 
-@pytest.mark.parametrize("environment", [ASCII, {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}])
+@pytest.mark.parametrize(
+    "environment",
+    [ASCII, pytest.param({**os.environ, "PYTHONIOENCODING": "utf-8:strict"}, marks=pytest.mark.long)],
+)
 def test_a_chat_goes_on_after_bytes_that_are_no_text(environment: dict[str, str]) -> None:
     done = subprocess.run(
         [*RUN, "chat", *SHORT],

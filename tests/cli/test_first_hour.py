@@ -227,13 +227,15 @@ def test_a_chat_without_a_template_is_refused_before_weights_are_read(
 
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+LARGE = "{{ 'a' * 10 ** 9 }}"
 
 
 @pytest.mark.parametrize(
     ("words", "template", "reason"),
     [
-        (["chat"], LOOP, "takes too long"),
-        (["generate", "Hello", "--chat", "-m"], "{{ 'a' * 10 ** 9 }}", "takes too much memory"),
+        pytest.param(["chat"], LOOP, "takes too long", marks=pytest.mark.long),
+        (["chat"], LARGE, "takes too much memory"),
+        (["generate", "Hello", "--chat", "-m"], LARGE, "takes too much memory"),
     ],
 )
 def test_a_template_that_takes_too_much_is_refused_before_weights_are_read(
@@ -390,7 +392,7 @@ def test_help_is_shown_in_any_width(
     assert ended.value.code == 0 and "Complete one prompt," in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+@pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, pytest.param({"TERM": "dumb"}, marks=pytest.mark.long)])
 def test_the_prompt_of_a_chat_has_no_colours_where_none_are_wanted(
     plain: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def options(*words: str) -> argparse.Namespace:
 
 
 def test_serve_starts_with_what_was_settled(capsys: pytest.CaptureFixture[str]) -> None:
-    config, _ = serve._options(options("--for", "throughput", "--block-size", "16"))
+    config, _ = serve._options(options("--for", "throughput", "--block-size", "16", "--max-model-len", "256"))
     assert config.step_time_budget == "off" and (config.max_num_seqs or 0) >= 32 and config.block_size == 16
     said = capsys.readouterr().out
     assert "headrace: --for throughput" in said and "max_num_seqs" in said

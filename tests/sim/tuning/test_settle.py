@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from typing import Any
@@ -26,12 +27,16 @@ def small() -> PlannedModel:
     return open_model("shape:smollm2-135m")
 
 
-def settled(
+def settled_anew(
     goal: str, model: PlannedModel, hardware: Hardware = SLOW, native: bool = True, **options: Any
 ) -> Settled:
     config = EngineConfig(model.name, **options)
     machine = machine_of(hardware, native)
     return settle(config, options, Goal.parse(goal), model, hardware, Speeds(), "a test", machine)
+
+
+settled = functools.cache(settled_anew)
+"""Simulated once for all tests that need it."""
 
 
 def test_goals() -> None:
@@ -85,6 +90,11 @@ def test_a_promise_is_kept_with_the_most_requests(small: PlannedModel) -> None:
     found = settled("ttft=1.5,tpot=0.1", small, quantization="int4")
     assert found.point.ttft_s <= 1.5 and found.point.tpot_s <= 0.1
     assert found.config.step_time_budget == pytest.approx(0.1)
+
+
+@pytest.mark.long
+def test_a_tighter_promise_is_kept_with_fewer_requests(small: PlannedModel) -> None:
+    found = settled("ttft=1.5,tpot=0.1", small, quantization="int4")
     tighter = settled("ttft=1.5,tpot=0.05", small, quantization="int4")
     assert (tighter.config.max_num_seqs or 0) < (found.config.max_num_seqs or 0)
 
@@ -107,6 +117,10 @@ def test_a_promise_that_cannot_be_kept_names_the_nearest_one_that_can(small: Pla
     nearest = re.search(r"nearest possible is --for (\S+?)(,? and with .*)?$", text)
     assert nearest is not None
     settled(nearest[1].rstrip(","), small)
+
+
+@pytest.mark.long
+def test_a_faster_machine_keeps_a_tighter_promise(small: PlannedModel) -> None:
     assert settled("ttft=1,tpot=0.05", small, FAST)
 
 
@@ -127,6 +141,10 @@ def test_explicit_options_win(small: PlannedModel) -> None:
     assert found.choices == ()
     assert {name: getattr(found.config, name) for name in given} == given
     assert found.point.batch == 3
+
+
+@pytest.mark.long
+def test_a_batch_is_no_larger_than_a_step(small: PlannedModel) -> None:
     one = settled("throughput", small, speculative=None, max_num_batched_tokens=64)
     assert (one.config.max_num_seqs or 0) <= 64 and "speculative" not in one.reasons
 
@@ -169,7 +187,7 @@ def test_the_simulation_decides_where_the_formula_differs(small: PlannedModel) -
 def test_a_goal_is_settled_alike_twice(small: PlannedModel, goal: str) -> None:
     first = settled(goal, small)
     assert first.chosen is not None and first.chosen.requests > 0
-    again = settled(goal, open_model("shape:smollm2-135m"))
+    again = settled_anew(goal, open_model("shape:smollm2-135m"))
     assert again == first and again.describe() == first.describe()
 
 
