@@ -231,11 +231,11 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
         ([str(tmp_path / "out")], "is quantised already, with gptq"),
         (["shape:llama-3.2-1b"], "has random weights"),
         ([tiny, "--bits", "3", "--format", "awq"], "holds 4 bits, not 3: --format compressed-tensors does"),
-        ([tiny, "--method", "rtn", "--act-order"], "rtn has no order of columns"),
+        ([tiny, "--method", "rtn", "--act-order"], "--act-order is for --method gptq, leave it out"),
         ([tiny, "--act-order", "group"], "use --act-order static, or --format gptq"),
         ([tiny, "--group-size", "8"], "must be 16 to 256"),
         ([tiny, "--group-size", "few"], "must be 16 to 256, or channel"),
-        ([tiny, "--samples", "0"], "gptq needs calibration texts"),
+        ([tiny, "--samples", "0"], "gptq needs calibration texts: give --samples of at least 1"),
         ([tiny, "--method", "awq", "--samples", "0"], "awq needs calibration texts"),
         (
             [tiny, "--format", "awq", "--bits", "8"],
@@ -245,7 +245,7 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
         ([tiny, "--samples", "-1"], "between 0 and"),
         (
             [tiny, "--method", "fp8", "--group-size", "128x128", "--samples", "0"],
-            "with 8 bits and blocks of 128 x 128: their sizes do not fit",
+            "with 8 bits and blocks of 128 x 128: their sizes do not fit; choose another --group-size",
         ),
         ([tiny, "--method", "rtn", "--samples", "0", "--group-size", "256"], "4 bits and groups of 256"),
         ([tiny, "--group-size", "9" * 5000], "must be 16 to 256, or channel"),

@@ -69,31 +69,48 @@ class QuantizeOptions:
             if one.group is not None and not 16 <= one.group <= 256:
                 raise ConfigError(f"the group size must be 16 to 256, or the whole row, got {one.group}")
         if self.order is not None and not METHODS[self.method].ordered:
-            raise ConfigError(f"{self.method} has no order of columns: that is for gptq")
+            raise ConfigError(
+                f"{self.method} has no order of columns: --act-order is for --method gptq, leave it out"
+            )
         self._check_eight_bits()
         if self.widths and METHODS[self.method].only_eight:
             raise ConfigError(f"{self.method} gives all matrices 8 bits: widths are for rtn, gptq and awq")
         for bits in {self.bits, *(width.bits for _, width in self.widths)}:
             check_format(METHODS[self.method].formats, self.format, bits, self.order)
         if len({width for _, width in self.widths}) > 1 and self.format == "awq":
-            raise ConfigError("awq gives all matrices the same groups")
+            raise ConfigError("awq gives all matrices the same groups: --format gptq holds different ones")
 
     def _check_eight_bits(self) -> None:
         method = METHODS[self.method]
         if method.only_eight and (self.bits != 8 or self.group is not None or not self.symmetric):
-            raise ConfigError(f"{self.method} has symmetric codes of 8 bits, and no groups of input features")
+            raise ConfigError(
+                f"{self.method} has symmetric codes of 8 bits, and no groups of input features: leave out --bits, "
+                "--group-size and --asymmetric, or use another --method"
+            )
         if not method.floats and (self.strategy != "channel" or self.static or self.dynamic):
             raise ConfigError(
-                f"{self.method} has no scales of tensors and blocks, and none of inputs: that is for fp8"
+                f"{self.method} has no scales of tensors and blocks, and none of inputs: --static-inputs and "
+                "--dynamic-inputs are for --method fp8, leave them out"
             )
         if self.format == "fp8" and self.strategy != "block":
             raise ConfigError("--format fp8 holds a scale for each 128 x 128: use --group-size 128x128")
         if self.static and self.strategy == "block":
-            raise ConfigError("weights in blocks go with dynamic scales of the inputs")
+            raise ConfigError(
+                "weights in blocks go with dynamic scales of the inputs: leave out --static-inputs"
+            )
         if self.static and self.dynamic:
-            raise ConfigError("inputs have calibrated scales or dynamic ones: not both")
+            raise ConfigError(
+                "inputs have calibrated scales or dynamic ones, not both: give one of --static-inputs and "
+                "--dynamic-inputs"
+            )
         if not 0.0 <= self.smoothing <= 1.0:
             raise ConfigError(f"the strength of smoothing must be 0 to 1, got {self.smoothing}")
+
+
+def check_texts(method: str, count: int) -> None:
+    """Raises ConfigError where a method that needs calibration texts has none."""
+    if not count:
+        raise ConfigError(f"{method} needs calibration texts: give --samples of at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +120,9 @@ class Report:
 
     weights: how many are codes now. bits: a weight of these, scales and zeros included. kept: names of matrices in
     layers that stayed as they were, because the format cannot hold them or a reader would not find them; not those that
-    were asked to stay. unscaled:
-    those that are codes, but not of scaled weights although the method scales, because nothing before them can take up
-    the factors. size: bytes of all tensors. floats: weights of the matrices in layers that stayed floats, and
-    float_bytes: what these take.
+    were asked to stay. unscaled: those that are codes, but not of scaled weights although the method scales, because
+    nothing before them can take up the factors. size: bytes of all tensors. floats: weights of the matrices in layers
+    that stayed floats, and float_bytes: what these take.
     """
 
     errors: Mapping[str, float]

@@ -35,7 +35,7 @@ from headrace.quantize.formats.files import Unfinished, open_unfinished, write_t
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import check_finite, floats_of
 from headrace.quantize.methods.table import Inputs
-from headrace.quantize.options import HEAD, QuantizeOptions, Report
+from headrace.quantize.options import HEAD, QuantizeOptions, Report, check_texts
 from headrace.quantize.rounding.gptq import relative_error
 
 
@@ -78,8 +78,8 @@ def quantize_into(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     job = open_job(source, spec, options)
-    if options.calibrated and not texts:
-        raise ConfigError(f"{options.method} needs calibration texts")
+    if options.calibrated:
+        check_texts(options.method, len(texts))
     place.start(job.key(texts), job.size)
     known = place.state.get("report")
     return _Run(job, texts, place, progress).run() if known is None else Report.from_json(known)
@@ -92,7 +92,7 @@ def open_job(source: ModelSource, spec: ModelSpec, options: QuantizeOptions) -> 
     if not job.targets:
         raise ConfigError(
             f"no matrix of {source.name} can be stored in {options.format} with {options.bits} bits and "
-            f"{_sharing(options)}: their sizes do not fit"
+            f"{_sharing(options)}: their sizes do not fit; choose another --group-size or --format"
         )
     return job
 

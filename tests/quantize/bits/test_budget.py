@@ -101,7 +101,10 @@ def test_auto_needs_one_budget_and_its_format(
             ["--method", "auto", "--format", "awq", "--size", "1GiB"],
             "writes --format compressed-tensors, gptq and",
         ),
-        (["--method", "auto", "--size", "1GiB", "--bits", "4"], "--bits is not for --method auto"),
+        (
+            ["--method", "auto", "--size", "1GiB", "--bits", "4"],
+            "--bits does not go with --method auto, which gives matrices their bits: leave it out",
+        ),
         (["--method", "auto", "--size", "1GiB", "--samples", "0"], "needs calibration texts"),
         (["--method", "auto", "--format", "gguf:auto"], "needs one of --bits-per-weight and --size"),
         (["--bits-per-weight", "4"], "are for --method auto"),

@@ -151,14 +151,20 @@ def test_each_expert_is_smoothed_by_its_own_inputs(tmp_path: Path) -> None:
     ("options", "text"),
     [
         ({"method": "smoothquant", "bits": 4, "group": None}, "symmetric codes of 8 bits"),
-        ({"method": "smoothquant", "bits": 8}, "no groups of input features"),
+        ({"method": "smoothquant", "bits": 8}, "no groups of input features: leave out --bits"),
         ({"method": "smoothquant", "bits": 8, "group": None, "smoothing": 1.5}, "must be 0 to 1, got 1.5"),
         ({"method": "fp8", "bits": 8, "group": None, "format": "gptq"}, "give compressed-tensors or fp8"),
         ({"method": "fp8", "bits": 8, "group": None, "format": "fp8"}, "use --group-size 128x128"),
-        ({"method": "rtn", "static": True}, "that is for fp8"),
-        ({"method": "fp8", "bits": 8, "group": None, "strategy": "block", "static": True}, "dynamic scales"),
-        ({"method": "fp8", "bits": 8, "group": None, "static": True, "dynamic": True}, "not both"),
-        ({"method": "gptq", "dynamic": True}, "that is for fp8"),
+        ({"method": "rtn", "static": True}, "are for --method fp8, leave them out"),
+        (
+            {"method": "fp8", "bits": 8, "group": None, "strategy": "block", "static": True},
+            "leave out --static-inputs",
+        ),
+        (
+            {"method": "fp8", "bits": 8, "group": None, "static": True, "dynamic": True},
+            "give one of --static-inputs",
+        ),
+        ({"method": "gptq", "dynamic": True}, "are for --method fp8, leave them out"),
     ],
 )
 def test_options_that_do_not_fit_get_one_sentence(options: dict[str, Any], text: str) -> None:

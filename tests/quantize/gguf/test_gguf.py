@@ -287,7 +287,10 @@ def test_the_command_writes_a_file(tiny: str, tmp_path: Path, capsys: pytest.Cap
         "1",
     ]
     for more, text in (
-        (["--format", "gguf:Q4_0", "--bits", "3"], "--bits is for other formats"),
+        (
+            ["--format", "gguf:Q4_0", "--bits", "3"],
+            "--bits does not go with --format gguf:Q4_0, whose types say how weights are stored: leave it out",
+        ),
         (["--format", "gguf:Q4"], "there is no GGUF type 'Q4'"),
         (["--format", "gg"], "there is no format 'gg'"),
     ):

@@ -235,7 +235,7 @@ def _folder_format(args: argparse.Namespace) -> str:
 
 
 def _auto_options(args: argparse.Namespace) -> QuantizeOptions:
-    from headrace.quantize.options import QuantizeOptions
+    from headrace.quantize.options import QuantizeOptions, check_texts
 
     if _folder_format(args) not in _MIXED:
         raise ConfigError(
@@ -247,10 +247,9 @@ def _auto_options(args: argparse.Namespace) -> QuantizeOptions:
     }  # fmt: skip
     if wrong := [name for name, one in given.items() if one]:
         raise ConfigError(
-            f"{wrong[0]} is not for --method auto, which gives the matrices of the layers their bits"
+            f"{wrong[0]} does not go with --method auto, which gives matrices their bits: leave it out"
         )
-    if args.samples == 0:
-        raise ConfigError("auto needs calibration texts")
+    check_texts(AUTO_METHOD, args.samples)
     return QuantizeOptions(
         "gptq",
         group=_group(args.group_size or _GROUP),
@@ -280,7 +279,8 @@ def _gguf_options(args: argparse.Namespace) -> GGUFOptions:
     }  # fmt: skip
     if wrong := [name for name, one in given.items() if one]:
         raise ConfigError(
-            f"{wrong[0]} is for other formats: the types of GGUF say bits and groups themselves"
+            f"{wrong[0]} does not go with --format {args.format}, whose types say how weights are stored: "
+            "leave it out"
         )
     return GGUFOptions(mix, "gptq" if args.method == AUTO_METHOD else args.method)
 

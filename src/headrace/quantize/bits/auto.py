@@ -16,7 +16,7 @@ from headrace.quantize.bits.sensitivity import Part, measure
 from headrace.quantize.folder_size import folder_size
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import floats_of
-from headrace.quantize.options import QuantizeOptions, Width
+from headrace.quantize.options import QuantizeOptions, Width, check_texts
 from headrace.quantize.rounding.scheme import Scheme, rtn
 
 BITS = (2, 3, 4, 8)
@@ -40,8 +40,7 @@ def width_table(
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    if not texts:
-        raise ConfigError("auto needs calibration texts")
+    check_texts("auto", len(texts))
     job = Job(source, spec, replace(options, widths=()), floats_of(source, spec))
     widths = [Width(bits, group) for bits in BITS if bits in job.format.bits for group in groups]
     usable = {
@@ -52,7 +51,8 @@ def width_table(
     }
     if not usable:
         raise ConfigError(
-            f"no matrix of {source.name} can be stored in {options.format}: its sizes do not fit"
+            f"no matrix of {source.name} can be stored in {options.format}: its sizes do not fit; choose "
+            "another --group-size"
         )
     by_name = {width.name: width for width in widths}
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headrace.errors import ConfigError
 from headrace.gguf.types import TYPES
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
@@ -18,6 +17,7 @@ from headrace.quantize.gguf.grids import GRIDS
 from headrace.quantize.gguf.mixes import fitting
 from headrace.quantize.gguf.rounding import nearest
 from headrace.quantize.gguf.run import GGUFOptions, open_job
+from headrace.quantize.options import check_texts
 
 CHOICES = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 _PROBE = "Q3_K"
@@ -30,8 +30,7 @@ def type_table(
     """Raises as `quantize_gguf`, and ConfigError without texts."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    if not texts:
-        raise ConfigError("auto needs calibration texts")
+    check_texts("auto", len(texts))
     job = open_job(source, spec, replace(options, types=()))
     parts = [
         replace(one, choices=CHOICES, probe=_PROBE)

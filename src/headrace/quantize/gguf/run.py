@@ -46,7 +46,7 @@ from headrace.quantize.gguf.names import Source, sources_of
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.vocabulary import vocabulary_metadata
 from headrace.quantize.matrices import check_finite, floats_of, layer_matrices
-from headrace.quantize.options import Report
+from headrace.quantize.options import Report, check_texts
 from headrace.quantize.rounding.gptq import DAMPING, relative_error
 
 PREFIX = "gguf:"
@@ -102,8 +102,8 @@ def quantize_gguf_into(
     find_mix(options.mix)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    if options.method == "gptq" and not texts:
-        raise ConfigError("gptq needs calibration texts")
+    if options.method == "gptq":
+        check_texts(options.method, len(texts))
     job = open_job(source, spec, options)
     job.check(place)
     place.start(job.key(texts), job.size)

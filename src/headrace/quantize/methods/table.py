@@ -70,7 +70,7 @@ class Method:
 
     @property
     def only_eight(self) -> bool:
-        """Its inputs are rounded to 8 bits, as its weights are."""
+        """Its weights have 8 bits, and formats of their own."""
         return self.formats is not FORMATS
 
 
