@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal
 
-from headrace import __version__
 from headrace.errors import ConfigError, UnsupportedModel
 from headrace.models.families import weight_names
-from headrace.models.identity import weights_identity
 from headrace.models.safetensors_reader import ITEM_BYTES, Checkpoint
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
@@ -20,6 +16,7 @@ from headrace.program.lower import lower
 from headrace.program.records import WeightRef
 from headrace.quantize.calibration.walk import segments
 from headrace.quantize.formats.base import Form, Format
+from headrace.quantize.formats.files import resume_key
 from headrace.quantize.matrices import layer_matrices
 from headrace.quantize.methods.table import METHODS, Settings
 from headrace.quantize.options import QuantizeOptions, Width
@@ -93,11 +90,7 @@ class Job:
 
     def key(self, texts: Sequence[Sequence[int]]) -> str:
         """Tells whether an unfinished folder is of the same model, options and texts."""
-        facts = [
-            __version__, asdict(self.options), weights_identity(self.source, 0).hex(), dict(self.source.config),
-            [list(one) for one in texts],
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return resume_key(self.source, self.options, texts)
 
     def scheme(self, weight: WeightRef) -> Scheme | FloatScheme:
         return self.scheme_of(self._widths.get(weight.name))

@@ -12,6 +12,7 @@ from headrace.models.quantized.methods import quantization_of
 from headrace.models.source import ModelSource
 from headrace.models.spec import ModelSpec
 from headrace.models.stored import StoredWeights, open_weights
+from headrace.models.weights import Weights
 from headrace.program.records import Op, WeightRef
 from headrace.quantize.calibration.walk import Segment
 
@@ -39,6 +40,13 @@ def layer_matrices(segment: Segment) -> list[WeightRef]:
     return list(
         dict.fromkeys(weight for op in segment.ops for weight in op.weights if _may_be_codes(op, weight))
     )
+
+
+def stacked(weights: Weights, weight: WeightRef) -> torch.Tensor:
+    """[E, R, C] of the experts of a weight, or [1, R, C] of one without experts; a view."""
+    found = weights.matrices[weight.name].weight
+    assert isinstance(found, torch.Tensor)
+    return found if weight.experts is not None else found[None]
 
 
 def check_finite(name: str, matrices: torch.Tensor) -> None:

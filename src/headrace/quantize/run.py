@@ -33,7 +33,7 @@ from headrace.quantize.folder_size import index_text
 from headrace.quantize.formats.base import Tensor
 from headrace.quantize.formats.files import Unfinished, open_unfinished, write_tensors
 from headrace.quantize.job import Job
-from headrace.quantize.matrices import check_finite, floats_of
+from headrace.quantize.matrices import check_finite, floats_of, stacked
 from headrace.quantize.methods.table import Inputs
 from headrace.quantize.options import HEAD, QuantizeOptions, Report, check_texts
 from headrace.quantize.rounding.gptq import relative_error
@@ -216,10 +216,8 @@ class _Run:
         tensors: list[Tensor] = []
         errors: dict[str, float] = {}
         for weight in targets:
-            stacked = weights.matrices[weight.name].weight
-            assert isinstance(stacked, torch.Tensor)
-            matrices = stacked if weight.experts is not None else stacked[None]
-            check_finite(weight.name, stacked)
+            matrices = stacked(weights, weight)
+            check_finite(weight.name, matrices)
             squares = []
             given = None if hessians is None else hessians.of(weight.name)
             peak = None if hessians is None else float(hessians.peaks(weight.name).max())
@@ -256,10 +254,7 @@ class _Run:
         for weight in self._job.changed[segment.layer]:
             self._job.plain.read_back(file, weights, weight, weight in targets)
         for weight in targets:
-            stacked = weights.matrices[weight.name].weight
-            assert isinstance(stacked, torch.Tensor)
-            matrices = stacked if weight.experts is not None else stacked[None]
-            for one, matrix in zip(weight.each(), matrices, strict=True):
+            for one, matrix in zip(weight.each(), stacked(weights, weight), strict=True):
                 first = 0
                 for name, rows in one.parts:
                     read = _read_matrix(file, self._method, self._job.modules[name], rows, weight.columns)

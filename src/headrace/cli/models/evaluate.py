@@ -102,10 +102,10 @@ def run(args: argparse.Namespace) -> int:
     with _Bar() as shown:
         if args.measure == "agreement":
             assert reference is not None
-            prompts = _prompts(records, model, args)
+            prompts = _prompts(records, model, args.answers, args.answer_tokens)
             found: Any = measures.agreement(model, reference, prompts, args.answer_tokens)
         else:
-            documents = _documents(records, model, args)
+            documents = _documents(records, model, args.length, args.tokens)
             if not documents:
                 raise ConfigError(f"{path} holds no text to predict")
             found = (
@@ -122,22 +122,19 @@ def compare(
 ) -> tuple[Divergence, Agreement]:
     """What a model lost beside the one that it was made from: on texts, and in greedy answers of 256 tokens."""
     from headrace.bench.quality.judged import JudgedLLM
-    from headrace.evaluation.documents import BUNDLED_TEXTS, read_records
+    from headrace.evaluation.documents import BUNDLED_TEXTS, LONGEST, read_records
     from headrace.evaluation.measures import agreement, divergence
 
     options: dict[str, Any] = {} if num_threads is None else {"num_threads": num_threads}
     records = read_records(BUNDLED_TEXTS if data is None else data)
     one, other = JudgedLLM(model, options), JudgedLLM(reference, options)
-    longest = min(one.longest, other.longest)
-    args = argparse.Namespace(
-        length=1024, tokens=tokens, answers=_ANSWERS, answer_tokens=min(_ANSWER_TOKENS, longest // 2)
-    )
-    documents = _documents(records, one, args)
+    answer = min(_ANSWER_TOKENS, one.longest // 2, other.longest // 2)
+    documents = _documents(records, one, LONGEST, tokens)
     if not documents:
         raise ConfigError(f"{data} holds no text to predict")
     with _Bar() as shown:
         found = divergence(one, other, documents, shown)
-    return found, agreement(one, other, _prompts(records, one, args), args.answer_tokens)
+    return found, agreement(one, other, _prompts(records, one, _ANSWERS, answer), answer)
 
 
 def _reference(args: argparse.Namespace, options: Mapping[str, Any]) -> JudgedLLM:
@@ -155,23 +152,23 @@ def _reference(args: argparse.Namespace, options: Mapping[str, Any]) -> JudgedLL
     return JudgedLLM(args.model, plain)
 
 
-def _documents(records: Sequence[Record], model: JudgedLLM, args: argparse.Namespace) -> list[Document]:
+def _documents(records: Sequence[Record], model: JudgedLLM, length: int, tokens: int) -> list[Document]:
     from headrace.evaluation.documents import measured_documents
 
-    return measured_documents(records, model.llm.tokenizer, min(args.length, model.longest), args.tokens)
+    return measured_documents(records, model.llm.tokenizer, min(length, model.longest), tokens)
 
 
-def _prompts(records: Sequence[Record], model: JudgedLLM, args: argparse.Namespace) -> list[list[int]]:
+def _prompts(records: Sequence[Record], model: JudgedLLM, count: int, tokens: int) -> list[list[int]]:
     from headrace.evaluation.documents import beginnings
 
-    room = model.longest - args.answer_tokens
+    room = model.longest - tokens
     if room < 1:
         raise ConfigError(
-            f"answers of {args.answer_tokens} tokens leave no room for a prompt: {model.longest} fit in all"
+            f"answers of {tokens} tokens leave no room for a prompt: {model.longest} fit in all, lower --answer-tokens"
         )
-    prompts = beginnings(records, model.llm.tokenizer, args.answers, random.Random(0), room)
+    prompts = beginnings(records, model.llm.tokenizer, count, random.Random(0), room)
     if not prompts:
-        raise ConfigError("no text can be continued: all are empty or too long")
+        raise ConfigError("no text can be continued: all are empty or too long; give other texts")
     return prompts
 
 

@@ -17,9 +17,8 @@ from headrace.quantize.folder_size import folder_size
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import floats_of
 from headrace.quantize.options import QuantizeOptions, Width, check_texts
-from headrace.quantize.rounding.scheme import Scheme, rtn
+from headrace.quantize.rounding.scheme import BITS, Scheme, rtn
 
-BITS = (2, 3, 4, 8)
 GROUPS = (32, 64, 128)
 _PROBE_BITS = 3
 

@@ -20,6 +20,7 @@ from headrace.models.weights import Weights
 from headrace.program.records import Program, WeightRef
 from headrace.quantize.calibration.hessians import Hessians
 from headrace.quantize.calibration.walk import Walk, segments
+from headrace.quantize.matrices import stacked
 
 MEMORY = 512 << 20
 """Bytes that the hidden states of all copies may take."""
@@ -80,10 +81,7 @@ def measure(
             walk.observe(weights, hessians.watch)
         fresh: dict[str, Walk] = {}
         for one in own:
-            matrix = weights.matrices[one.weight.name].weight
-            assert isinstance(matrix, Tensor)
-            stacked = matrix if one.weight.experts is not None else matrix[None]
-            rows = stacked[:, one.first : one.last]
+            rows = stacked(weights, one.weight)[:, one.first : one.last]
             kept = rows.clone()
             powers = list(hessians.of(one.weight.name))
             errors[one.name] = _errors(kept, powers, one, rounded)

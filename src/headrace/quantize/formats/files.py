@@ -5,19 +5,27 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace import __version__
 from headrace.errors import ConfigError, ModelError
+from headrace.models.identity import weights_identity
+from headrace.models.source import ModelSource
 from headrace.quantize.formats.base import Form, Tensor
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 STATE = "quantize-state.json"
 _FILES, _LAYERS, _PACKED = "files", "layers", "packed"
@@ -78,6 +86,18 @@ class Unfinished:
 
     def discard(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def resume_key(source: ModelSource, options: DataclassInstance, texts: Sequence[Sequence[int]]) -> str:
+    """For `Unfinished.start`: the same for the same model, options and calibration texts, in this version."""
+    facts = [
+        __version__,
+        asdict(options),
+        weights_identity(source, 0).hex(),
+        dict(source.config),
+        [list(one) for one in texts],
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

@@ -6,8 +6,6 @@ too: these have no calibration inputs. Finished layers lie in files of their own
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,14 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace import __version__
 from headrace.errors import ConfigError
 from headrace.gguf import writer
 from headrace.gguf.types import TYPES, BlockType
 from headrace.models.families import weight_names
+from headrace.models.floats import to_dtype, to_float32
 from headrace.models.gguf.blocks import dequantize
 from headrace.models.gguf.names import ROPE_FACTORS
-from headrace.models.identity import weights_identity
 from headrace.models.loader import read_some
 from headrace.models.safetensors_reader import SafetensorsFile
 from headrace.models.source import ModelSource
@@ -38,14 +35,14 @@ from headrace.quantize.bits.sensitivity import Part
 from headrace.quantize.calibration.hessians import Hessians
 from headrace.quantize.calibration.walk import Progress, Steps, Walk, segments
 from headrace.quantize.formats.base import Tensor
-from headrace.quantize.formats.files import Unfinished, open_unfinished, write_tensors
+from headrace.quantize.formats.files import Unfinished, open_unfinished, resume_key, write_tensors
 from headrace.quantize.gguf.grids import GRIDS
 from headrace.quantize.gguf.layouts import check_header, layout_of, metadata_of, rope_divisors
 from headrace.quantize.gguf.mixes import find_mix, fitting
 from headrace.quantize.gguf.names import Source, sources_of
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.vocabulary import vocabulary_metadata
-from headrace.quantize.matrices import check_finite, floats_of, layer_matrices
+from headrace.quantize.matrices import check_finite, floats_of, layer_matrices, stacked
 from headrace.quantize.options import Report, check_texts
 from headrace.quantize.rounding.gptq import DAMPING, relative_error
 
@@ -53,6 +50,7 @@ PREFIX = "gguf:"
 """What `--format` begins with."""
 METHODS = ("rtn", "gptq")
 _HEADER = "header.gguf.part"
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SMALLEST_BLOCK = "Q8_0"
 """Takes the place of types with larger blocks."""
 
@@ -186,11 +184,7 @@ class Job:
         return writer.total_size(self._metadata, self._planned) - others
 
     def key(self, texts: Sequence[Sequence[int]]) -> str:
-        facts = [
-            __version__, asdict(self._options), weights_identity(self._source, 0).hex(), dict(self._source.config),
-            [list(one) for one in texts],
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return resume_key(self._source, self._options, texts)
 
     def check(self, place: Unfinished) -> None:
         """Raises UnsupportedModel where no keys of the format hold the model."""
@@ -274,11 +268,11 @@ class Job:
         errors: dict[str, float] = {}
         tensors: list[Tensor] = []
         for weight in targets:
-            check_finite(weight.name, _stacked(weights, weight))
+            check_finite(weight.name, stacked(weights, weight))
             squares: list[float] = []
             raw: dict[str, list[NDArray[np.uint8]]] = {}
             given = None if hessians is None else hessians.of(weight.name)
-            for matrix in _stacked(weights, weight):
+            for matrix in stacked(weights, weight):
                 hessian = None if given is None else next(given)
                 rounded = matrix.clone()
                 for first, last, one in self._parts(weight):
@@ -304,7 +298,7 @@ class Job:
         """Put what the file of a layer holds in the place of its weights."""
         file = SafetensorsFile(path)
         for weight in targets:
-            for number, matrix in enumerate(_stacked(weights, weight)):
+            for number, matrix in enumerate(stacked(weights, weight)):
                 for first, last, one in self._parts(weight):
                     if one.name in file.entries:
                         blocks = file.raw(one.name)[number]
@@ -350,27 +344,14 @@ class Job:
         """The bytes of a tensor that no layer's file has; `shown` is called after each run of rows."""
         for tensor in one.tensors:
             if one.heads is not None or len(one.shape) == 1:
-                values = _floats(self.stored.checkpoint.array(tensor)).reshape(
+                values = to_float32(self.stored.checkpoint.array(tensor)).reshape(
                     one.shape[-2:] if one.matrix else -1
                 )
                 yield _bytes(one, one.ordered(values + np.float32(one.offset)), type)
                 continue
             for _, rows in row_runs(self.stored.checkpoint, tensor):
-                yield _bytes(one, _floats(rows), type)
+                yield _bytes(one, to_float32(rows), type)
                 shown()
-
-
-def _stacked(weights: Weights, weight: WeightRef) -> torch.Tensor:
-    """[E, R, C], of one matrix [1, R, C]; a view."""
-    found = weights.matrices[weight.name].weight
-    assert isinstance(found, torch.Tensor)
-    return found if weight.experts is not None else found[None]
-
-
-def _floats(array: NDArray[Any]) -> NDArray[np.float32]:
-    if array.dtype == np.uint16:  # the bits of bfloat16
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return np.asarray(array, dtype=np.float32)
 
 
 def _bytes(one: Source, values: NDArray[Any], type: BlockType) -> bytes:
@@ -378,10 +359,7 @@ def _bytes(one: Source, values: NDArray[Any], type: BlockType) -> bytes:
         rows = torch.from_numpy(np.ascontiguousarray(values))
         check_finite(one.weight.name, rows)
         return nearest(rows, GRIDS[type.name]).pack().tobytes()
-    if type.name == "BF16":
-        tensor = torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
-        return tensor.view(torch.int16).numpy().tobytes()
-    return np.asarray(values, dtype="<f2" if type.name == "F16" else "<f4").tobytes()
+    return to_dtype(values, _FLOATS[type.name]).tobytes()
 
 
 def is_gguf(format: str) -> bool:

@@ -13,6 +13,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from headrace.quant.grouped import LARGEST_SCALE
 from headrace.quantize.gguf.grids import Grid, Steps
 
 _CHUNK = 1 << 20
@@ -20,7 +21,6 @@ _CHUNK = 1 << 20
 _TRIES = 9
 """Ranges tried on each side of the whole one."""
 _ROUNDS = 2
-_LARGEST = 65504.0
 
 
 def search(weight: Tensor, grid: Grid, importance: Tensor | None = None) -> Steps:
@@ -240,4 +240,4 @@ def _error(groups: Tensor, counts: Tensor, grid: Grid, scale: Tensor, offset: Te
 
 def _half(numbers: Tensor) -> Tensor:
     """The nearest float16 that is not infinite, as float32."""
-    return numbers.clamp(-_LARGEST, _LARGEST).half().float()
+    return numbers.clamp(-LARGEST_SCALE, LARGEST_SCALE).half().float()

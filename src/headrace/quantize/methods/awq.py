@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace.models.weights import Weights
 from headrace.program.records import WeightRef
 from headrace.quantize.calibration.hessians import Hessians
+from headrace.quantize.matrices import stacked
 from headrace.quantize.rounding.refit import refit
 from headrace.quantize.rounding.scheme import Codes, Scheme, encode, ranges, rtn
 from headrace.quantize.transforms.folds import Fold
@@ -42,7 +43,7 @@ def awq_factors(
     if fold.by_expert:
         experts = zip(
             *(
-                zip(_matrices(weights, one), inputs.of(one.name), repeat(scheme), strict=False)
+                zip(stacked(weights, one), inputs.of(one.name), repeat(scheme), strict=False)
                 for one, scheme in readers
             ),
             strict=True,
@@ -51,7 +52,7 @@ def awq_factors(
     trials = [
         (matrix, hessian, scheme)
         for reader, scheme in readers
-        for matrix, hessian in zip(_matrices(weights, reader), inputs.sums(reader.name), strict=True)
+        for matrix, hessian in zip(stacked(weights, reader), inputs.sums(reader.name), strict=True)
     ]
     return _search(fold, trials)
 
@@ -111,10 +112,3 @@ def _sample(matrix: Tensor, among: int) -> Tensor:
         return matrix
     chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:count]
     return matrix[chosen.sort().values]
-
-
-def _matrices(weights: Weights, reader: WeightRef) -> Tensor:
-    """[E, R, C], with one for a weight without experts."""
-    stacked = weights.matrices[reader.name].weight
-    assert isinstance(stacked, Tensor)
-    return stacked if reader.experts is not None else stacked[None]

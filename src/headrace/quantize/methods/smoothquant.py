@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.models.weights import Weights
 from headrace.program.records import WeightRef
 from headrace.quantize.calibration.hessians import Hessians
+from headrace.quantize.matrices import stacked
 from headrace.quantize.transforms.folds import Fold
 
 STRENGTH = 0.5
@@ -27,13 +28,7 @@ def smooth_factors(
     """
     readers = [reader for reader in fold.readers if reader in coded]
     values = torch.stack([_each(inputs.peaks(one.name), fold) for one in readers]).amax(0)
-    columns = []
-    for reader in readers:
-        matrix = weights.matrices[reader.name].weight
-        assert isinstance(matrix, Tensor)
-        stacked = matrix if matrix.dim() == 3 else matrix[None]
-        columns.append(_each(stacked.abs().amax(1), fold))
-    sizes = torch.stack(columns).amax(0)
+    sizes = torch.stack([_each(stacked(weights, one).abs().amax(1), fold) for one in readers]).amax(0)
     if not fold.by_expert:
         values, sizes = values[0], sizes[0]
     values, sizes = fold.gather(values), fold.gather(sizes)

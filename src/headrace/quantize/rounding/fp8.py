@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headrace.quantize.rounding.scheme import SCALE_TYPES
+
 LARGEST = 448.0
 BLOCK = 128
 """Rows and columns with a common scale, of blocks."""
@@ -18,7 +20,6 @@ _LEAST_PART = 0.7
 
 Strategy = Literal["tensor", "channel", "block"]
 STRATEGIES: tuple[Strategy, ...] = ("tensor", "channel", "block")
-SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)

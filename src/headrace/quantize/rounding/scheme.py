@@ -23,7 +23,8 @@ _CHUNK = 1 << 22
 """Weights searched at once."""
 _WHOLE_BLOCK = 512
 """Inputs of larger groups count as independent of each other where their clipping is searched."""
-_SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+"""Of stored scales, by the names of schemes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def made(
 ) -> Codes:
     """Codes out of numbers of a float type."""
     return Codes(
-        scheme, codes.to(torch.uint8), scales.to(_SCALE_TYPES[scheme.scale]), zeros.to(torch.uint8), group_of
+        scheme, codes.to(torch.uint8), scales.to(SCALE_TYPES[scheme.scale]), zeros.to(torch.uint8), group_of
     )
 
 
@@ -194,7 +195,7 @@ def _whole_range(groups: Tensor, scheme: Scheme, part: float) -> tuple[Tensor, T
 def stored(scales: Tensor, scheme: Scheme) -> Tensor:
     """Rounded to the stored type, before codes are chosen: so rounding a scale adds almost no error."""
     limited = scales.clamp(-LARGEST_SCALE, LARGEST_SCALE)
-    return limited.to(_SCALE_TYPES[scheme.scale]).to(scales.dtype) + 0.0  # no -0
+    return limited.to(SCALE_TYPES[scheme.scale]).to(scales.dtype) + 0.0  # no -0
 
 
 def _error(groups: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, power: Tensor | None) -> Tensor:
