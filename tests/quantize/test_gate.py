@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
+from headrace.errors import ModelError
 from headrace.evaluation.measures import Agreement, Divergence, Perplexity
-from headrace.evaluation.quality import Limits, Quality, write_quality
+from headrace.evaluation.quality import FILES, Limits, Quality, write_quality
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
 from headrace.quantize.bits.auto import GROUPS, width_table
@@ -150,6 +153,37 @@ def test_rounds_go_on_until_the_limits_are_met() -> None:
         within_limits(plan, Limits(0.0), make, measure, told.append)
 
 
+def test_rounds_end_soon_whatever_the_measures_say() -> None:
+    """Errors promise each time that little is missing, and until all but a few matrices are floats it is missing."""
+    ladders = {str(number): ladder(3, 4, 8) for number in range(100)}
+    made: list[int] = []
+
+    def make(plan: FolderPlan) -> Report:
+        made.append(len(plan.options.keep))
+        return Report({name: 0.1 for name in ladders if name not in plan.options.keep}, 1, 4.0, (), 1)
+
+    def measure() -> tuple[Divergence, Agreement]:
+        return lost(0.009 if made[-1] >= 95 else 0.0101), Agreement(1, 256, 1.0, 1.0)
+
+    plan = FolderPlan(QuantizeOptions(bits=3, group=32), ladders)
+    found, *_ = within_limits(plan, Limits(0.01), make, measure, lambda text: None)
+    assert len(found.options.keep) >= 95 and 8 < len(made) < 16
+    made.clear()
+    with pytest.raises(LimitsNotMet, match=r"--max-kl 0\.00909 would pass"):
+        within_limits(plan, Limits(0.00899), make, measure, lambda text: None)
+    assert made[-1] == 99 and len(made) < 16  # the last matrix stays 8 bits
+
+
+def test_a_file_whose_errors_are_zero_widens_too() -> None:
+    tensors = {name: {f"blk.{name}": "Q8_0"} for name in ERRORS}
+    plan: GGUFPlan | None = GGUFPlan(GGUFOptions("Q8_0"), tensors, {"output.weight": "Q8_0"})
+    rounds = 0
+    while plan is not None:
+        last, plan = plan, plan.widened(dict.fromkeys(ERRORS, 0.0), 0.5, 2)
+        rounds += 1
+    assert len(last.wide) == 5 and rounds == 4  # 2, 2 and the output
+
+
 def test_what_is_not_a_number_does_not_pass_and_no_limit_is_advised() -> None:
     def make(plan: FolderPlan) -> Report:
         return Report({name: e for name, e in ERRORS.items() if name not in plan.options.keep}, 1, 4.0, (), 1)
@@ -182,7 +216,7 @@ def test_the_page_names_every_option_that_decided_what_was_written(
 ) -> None:
     monkeypatch.setattr(
         "headrace.cli.models.quantize._compare",
-        lambda args, source, folder: (lost(0.1), Agreement(1, 256, 1.0, 1.0)),
+        lambda args, source, folder, records: (lost(0.1), Agreement(1, 256, 1.0, 1.0)),
     )
     (tmp_path / "model").mkdir()
     write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
@@ -215,7 +249,7 @@ def test_what_auto_has_measured_is_not_measured_again(
     monkeypatch.setattr("headrace.quantize.bits.auto.width_table", measured)
     monkeypatch.setattr(
         "headrace.cli.models.quantize._compare",
-        lambda args, source, folder: (found.pop(0), Agreement(1, 256, 1.0, 1.0)),
+        lambda args, source, folder, records: (found.pop(0), Agreement(1, 256, 1.0, 1.0)),
     )
     (tmp_path / "model").mkdir()
     write(tmp_path / "model", CONFIGS["mistral"] | {"num_hidden_layers": 1})
@@ -227,10 +261,60 @@ def test_what_auto_has_measured_is_not_measured_again(
     assert json.loads((tmp_path / "out" / "quality.json").read_text())["wide"]
 
 
+def measured_run(
+    model: Path, out: Path, words: str, monkeypatch: pytest.MonkeyPatch, killed: bool = False
+) -> list[int]:
+    """Quantise to 8 bits; gives how many texts each measuring got."""
+    texts: list[int] = []
+
+    def compare(*given: Any) -> tuple[Divergence, Agreement]:
+        texts.append(len(given[3]))
+        return lost(0.1), Agreement(1, 256, 1.0, 1.0)
+
+    def commit(*_: Any) -> None:
+        raise ModelError("killed")
+
+    if not model.exists():
+        model.mkdir()
+        write(model, CONFIGS["mistral"] | {"num_hidden_layers": 1})
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TALE / name, model)
+    command = f"quantize {model} -o {out} --method rtn --bits 8 --group-size 32 --num-threads 1 {words}"
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.cli.models.quantize._compare", compare)
+        if killed:
+            patch.setattr("headrace.quantize.formats.files.Unfinished.commit", commit)
+        assert main(command.split()) == int(killed)
+    return texts
+
+
+def test_a_page_of_an_earlier_try_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, out = tmp_path / "model", tmp_path / "out"
+    measured_run(model, out, "--samples 0 --eval --eval-tokens 99", monkeypatch, killed=True)
+    files = out.with_name(".out.unfinished") / "files"
+    made = {path.name: path.stat().st_mtime_ns for path in files.glob("*.safetensors")}
+    assert {*FILES} <= {path.name for path in files.iterdir()}
+    measured_run(model, out, "--samples 0", monkeypatch)
+    assert made and made == {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+    assert not {*FILES} & {path.name for path in out.iterdir()}
+
+
+def test_texts_may_come_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "texts"
+    os.mkfifo(pipe)
+    text = "\n\n".join(["Once upon a time there was a mill."] * 5)
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    words = f"--samples 3 --length 16 --data {pipe} --eval --eval-data {pipe}"
+    assert measured_run(tmp_path / "model", tmp_path / "out", words, monkeypatch) == [5]
+    writer.join()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("-o .", "name a folder"),
+        ("-o out --eval --eval-data /dev/null", "/dev/null holds no text to predict"),
         ("-o out --eval --eval-data none.txt", "cannot read none.txt"),
         ("-o out --method auto --size much", "cannot read 'much' as a size"),
         ("-o out --smoothing 0.7", "--smoothing is for --method smoothquant"),

@@ -106,6 +106,12 @@ class Quality:
         return "" if all_bits == self.bits else f" ({all_bits:.2f} of all matrices, floats included)"
 
 
+def remove_quality(folder: Path) -> None:
+    """What `write_quality` wrote, whole or in part."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
 def write_quality(folder: Path, quality: Quality) -> None:
     (folder / NUMBERS).write_text(json.dumps(_numbers(quality), indent=2) + "\n", encoding="utf-8")
     (folder / PLOT).write_text(_plot(quality), encoding="utf-8")

@@ -28,6 +28,7 @@ from headrace.bench.technique_report.techniques import (  # noqa: E402
 from headrace.bench.technique_report.traffic import Sizes, batch_rows, chunking_rows, prefix_rows, prompt_rows  # noqa: E402
 from headrace.bench.technique_report.workload import requests  # noqa: E402
 from headrace.config import EngineConfig  # noqa: E402
+from headrace.evaluation.documents import BUNDLED_TEXTS, read_records  # noqa: E402
 from headrace.sim.profile import Profile  # noqa: E402
 
 TINY = EngineConfig("shape:tiny", max_model_len=512)
@@ -132,7 +133,7 @@ def test_kv_memory_is_what_the_formula_gives() -> None:
 
 @pytest.mark.long
 def test_quality_of_the_bundled_model() -> None:
-    rows = list(quality_rows(EngineConfig("tale"), None, 1000, silent))
+    rows = list(quality_rows(EngineConfig("tale"), read_records(BUNDLED_TEXTS), 1000, silent))
     check(rows)
     kl = {row.labels["format"]: row.values["kl"] for row in rows}
     assert 0 < kl["int8 KV cache"] < kl["int8 weights"] < kl["int4 weights"] < 0.1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headrace.bench.model.latency import Progress
@@ -11,7 +10,7 @@ from headrace.bench.quality.judged import JudgedLLM
 from headrace.bench.report import Label, Row
 from headrace.bench.technique_report.sections import SECTION
 from headrace.config import EngineConfig
-from headrace.evaluation.documents import BUNDLED_TEXTS, measured_documents, read_records
+from headrace.evaluation.documents import Record, measured_documents
 from headrace.evaluation.measures import divergence
 from headrace.plan.ledger import ledger
 
@@ -25,7 +24,9 @@ _FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def quality_rows(config: EngineConfig, data: Path | None, tokens: int, progress: Progress) -> Iterator[Row]:
+def quality_rows(
+    config: EngineConfig, records: Sequence[Record], tokens: int, progress: Progress
+) -> Iterator[Row]:
     """A row for each format. The model must have a tokenizer and weights that were trained."""
     base: dict[str, Any] = dict(config.to_json())
     for name in ("quantization", "kv_cache_dtype", "speculative"):
@@ -34,9 +35,7 @@ def quality_rows(config: EngineConfig, data: Path | None, tokens: int, progress:
     progress("the model as it is")
     reference = JudgedLLM(model, {**base, "show_progress": False})
     length = min(_LENGTH, reference.longest)
-    documents = measured_documents(
-        read_records(data or BUNDLED_TEXTS), reference.llm.tokenizer, length, tokens
-    )
+    documents = measured_documents(records, reference.llm.tokenizer, length, tokens)
     for name, options in _FORMATS:
         progress(f"quality of {name}")
         judged = JudgedLLM(model, {**base, **options, "show_progress": False})

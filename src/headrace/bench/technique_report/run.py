@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from headrace.bench.model.latency import Progress
 from headrace.bench.model.subject import Subject, load_subject
@@ -28,6 +27,7 @@ from headrace.bench.technique_report.traffic import (
     prompt_rows,
 )
 from headrace.config import EngineConfig
+from headrace.evaluation.documents import Record
 from headrace.models.source import SHAPE_PREFIX
 from headrace.sim.profile import Profile
 
@@ -38,12 +38,12 @@ NO_PROFILE = "no prediction of the cost model: `headrace calibrate` measures thi
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """quick: fewer sizes, shorter runs. data: texts for the quality, None for the bundled ones. price_per_hour: of this
-    machine, in any currency."""
+    """quick: fewer sizes, shorter runs. texts: that the quality is measured on. price_per_hour: of this machine, in any
+    currency."""
 
     quick: bool = False
     drafter: str = "ngram"
-    data: Path | None = None
+    texts: Sequence[Record] = ()
     price_per_hour: float | None = None
 
 
@@ -69,7 +69,7 @@ def report_rows(
     yield from attention_rows(subject.parts.spec, resolved.kernels, resolved.num_threads, lengths, progress)
     yield from prefix_rows(subject, sizes, progress)
     if not config.model.startswith(SHAPE_PREFIX):
-        yield from quality_rows(config, options.data, QUICK_TOKENS if options.quick else TOKENS, progress)
+        yield from quality_rows(config, options.texts, QUICK_TOKENS if options.quick else TOKENS, progress)
     yield from kv_rows()
 
 

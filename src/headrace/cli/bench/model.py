@@ -226,6 +226,7 @@ def _quantization_flags(parser: Flags) -> None:
 def _quantization(args: argparse.Namespace) -> Prepared:
     from headrace.bench.quality.quantization import VARIANTS, command_words, quantization_rows, seeds_of
     from headrace.bench.quality.quantization_page import check_page
+    from headrace.errors import ConfigError
     from headrace.models.source import HubOptions, resolve_model
     from headrace.models.stored import stored_spec
 
@@ -238,7 +239,11 @@ def _quantization(args: argparse.Namespace) -> Prepared:
     variants = VARIANTS if args.variants is None else args.variants
     more = ["--eval", "--samples", str(args.samples), "--eval-tokens", str(args.eval_tokens)]
     for flag, path in (("--data", args.data), ("--eval-data", args.eval_data)):
-        more += [] if path is None else [flag, str(path)]
+        if path is None:
+            continue
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{flag} {path} is read for each variant: give a file, not a pipe or a folder")
+        more += [flag, str(path)]
     if config.num_threads is not None:
         more += ["--num-threads", str(config.num_threads)]
     for variant in variants:  # refuses wrong options before the first model is made

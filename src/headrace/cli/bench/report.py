@@ -65,10 +65,6 @@ def _ahead(args: argparse.Namespace) -> int | None:
         raise ConfigError(f"--price-per-hour must be above 0, got {args.price_per_hour:g}")
     with needs_extra("bench", "headrace bench report"):
         import matplotlib  # noqa: F401
-    if args.data is not None:
-        from headrace.evaluation.documents import read_records
-
-        read_records(args.data)
     try:
         args.output.mkdir(parents=True, exist_ok=True)
         for name in FILES:
@@ -102,8 +98,10 @@ def _prepare(args: argparse.Namespace) -> Prepared:
     from headrace.bench.model.subject import load_subject
     from headrace.bench.technique_report.run import Options, notes, report_rows
     from headrace.build import survey
+    from headrace.evaluation.documents import BUNDLED_TEXTS, read_records
     from headrace.sim.profile_store import this_profile
 
+    texts = read_records(args.data or BUNDLED_TEXTS)
     config = engine_config(args)
     drafter = args.drafter or _DRAFTERS.get(config.model, "ngram")
     # A drafter that does not fit the model is refused now, not after minutes.
@@ -113,7 +111,7 @@ def _prepare(args: argparse.Namespace) -> Prepared:
     profile = None
     if resolved.kernels is not None:
         profile = this_profile(resolved.kernels, resolved.num_threads)
-    options = Options(args.quick, drafter, args.data, args.price_per_hour)
+    options = Options(args.quick, drafter, texts, args.price_per_hour)
 
     def rows(progress: Progress) -> Iterator[Row]:
         return report_rows(config, subject, profile, options, progress)

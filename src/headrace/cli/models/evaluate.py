@@ -118,20 +118,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(
-    model: str, reference: str, data: Path | None, tokens: int, num_threads: int | None
+    model: str, reference: str, records: Sequence[Record], tokens: int, num_threads: int | None
 ) -> tuple[Divergence, Agreement]:
     """What a model lost beside the one that it was made from: on texts, and in greedy answers of 256 tokens."""
     from headrace.bench.quality.judged import JudgedLLM
-    from headrace.evaluation.documents import BUNDLED_TEXTS, LONGEST, read_records
+    from headrace.evaluation.documents import LONGEST
     from headrace.evaluation.measures import agreement, divergence
 
     options: dict[str, Any] = {} if num_threads is None else {"num_threads": num_threads}
-    records = read_records(BUNDLED_TEXTS if data is None else data)
     one, other = JudgedLLM(model, options), JudgedLLM(reference, options)
     answer = min(_ANSWER_TOKENS, one.longest // 2, other.longest // 2)
     documents = _documents(records, one, LONGEST, tokens)
     if not documents:
-        raise ConfigError(f"{data} holds no text to predict")
+        raise ConfigError("the texts to measure on hold nothing to predict")
     with _Bar() as shown:
         found = divergence(one, other, documents, shown)
     return found, agreement(one, other, _prompts(records, one, _ANSWERS, answer), answer)

@@ -18,12 +18,14 @@ from headrace.cli.models.quantize_flags import (
     add_flags,
     command_words,
     groups_asked,
+    limited,
     parsed,
 )
 from headrace.cli.parser import add_command, needs_extra, typed
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.evaluation.documents import Record
     from headrace.evaluation.measures import Agreement, Divergence
     from headrace.evaluation.quality import Limits
     from headrace.models.source import ModelSource
@@ -71,7 +73,6 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from headrace.evaluation.documents import read_records
     from headrace.models.source import HubOptions, resolve_model
     from headrace.models.stored import stored_spec
     from headrace.plan.units import format_bytes
@@ -85,15 +86,15 @@ def run(args: argparse.Namespace) -> int:
     if args.output.name in ("", ".."):
         raise ConfigError(f"{args.output} has no name of its own: name a folder that is not there yet")
     check_absent(args.output)
-    if args.eval_data is not None:
-        read_records(args.eval_data)  # it is read again after the work
+    given = _read_given(args)
     packed = args.format == PACKED
     if packed:
         _check_kernels(args)
     source = resolve_model(args.model, HubOptions(download_dir=args.download_dir))
     spec = stored_spec(source)
     _check_model(source, spec, asked, args.method == AUTO_METHOD, args.output)
-    texts = _texts(args, source, spec.max_position) if args.samples and source.path is not None else []
+    measured_on = _measured_on(args, source, given)
+    texts = _texts(args, source, spec.max_position, given) if args.samples and source.path is not None else []
 
     with open_unfinished(args.output) as place:
 
@@ -106,12 +107,12 @@ def run(args: argparse.Namespace) -> int:
         measured: Measured | None = None
         if args.method == AUTO_METHOD:
             asked, measured = _within_budget(args, source, spec, asked, texts)
-        if args.max_kl is not None or args.max_perplexity_increase is not None:
-            report = _gated(args, source, spec, asked, texts, make, place, measured)
+        if limited(args):
+            report = _gated(args, source, spec, asked, texts, make, place, measured, measured_on)
         else:
             report = make(asked)
             if args.eval:
-                _write_quality(args, report, _compare(args, source, place.files), place.files)
+                _write_quality(args, report, _compare(args, source, place.files, measured_on), place.files)
         _tell(report, bool(texts))
         size = _pack(args, place) if packed else report.size
         place.commit(place.packed if packed else place.files)
@@ -168,8 +169,10 @@ def _gated(
     make: Callable[[QuantizeOptions | GGUFOptions], Report],
     place: Unfinished,
     measured: Measured | None,
+    measured_on: Sequence[Record],
 ) -> Report:
-    """Quantise until the limits are met. measured: of auto, which need not be measured again."""
+    """Quantise until the limits are met. measured: of auto, which need not be measured again. measured_on: the texts
+    that say what was lost."""
     from headrace.evaluation.quality import Limits
     from headrace.quantize.bits.auto import width_table
     from headrace.quantize.bits.ladder import FolderPlan, folder_plan
@@ -196,7 +199,7 @@ def _gated(
             plan,
             limits,
             lambda one: make(one.options),
-            lambda: _compare(args, source, place.files),
+            lambda: _compare(args, source, place.files, measured_on),
             lambda text: print(text, file=sys.stderr),
         )
     except LimitsNotMet:
@@ -254,11 +257,38 @@ def _pack(args: argparse.Namespace, place: Unfinished) -> int:
     return found.ledger.weight_bytes
 
 
-def _compare(args: argparse.Namespace, source: ModelSource, folder: Path) -> tuple[Divergence, Agreement]:
+def _read_given(args: argparse.Namespace) -> Mapping[Path, Sequence[Record]]:
+    """The files of --data and --eval-data, each read once: one may be a pipe."""
+    from headrace.evaluation.documents import read_records
+
+    paths = {path: None for path in (args.eval_data, args.data) if path is not None}
+    return {path: read_records(path) for path in paths}
+
+
+def _measured_on(
+    args: argparse.Namespace, source: ModelSource, given: Mapping[Path, Sequence[Record]]
+) -> Sequence[Record]:
+    """The texts that say what was lost. Raises ConfigError, before the work, for some that hold nothing to predict."""
+    from headrace.evaluation.documents import BUNDLED_TEXTS, LONGEST, measured_documents, read_records
+    from headrace.text.tokenizer_source import open_tokenizer
+
+    if not (args.eval or limited(args)):
+        return ()
+    if args.eval_data is None:
+        return read_records(BUNDLED_TEXTS)
+    records = given[args.eval_data]
+    if source.path is not None and not measured_documents(records, open_tokenizer(source.path), LONGEST, 1):
+        raise ConfigError(f"{args.eval_data} holds no text to predict")
+    return records
+
+
+def _compare(
+    args: argparse.Namespace, source: ModelSource, folder: Path, records: Sequence[Record]
+) -> tuple[Divergence, Agreement]:
     """Beside the files that were quantised, which the name of a model of the hub may no longer stand for."""
     from headrace.cli.models.evaluate import compare
 
-    return compare(str(folder), str(source.path), args.eval_data, args.eval_tokens, args.num_threads)
+    return compare(str(folder), str(source.path), records, args.eval_tokens, args.num_threads)
 
 
 def _write_quality(
@@ -285,28 +315,29 @@ def _write_quality(
         print(f"{name:<40}{value}")
 
 
-def _texts(args: argparse.Namespace, source: ModelSource, longest: int) -> list[tuple[int, ...]]:
+def _texts(
+    args: argparse.Namespace, source: ModelSource, longest: int, given: Mapping[Path, Sequence[Record]]
+) -> list[tuple[int, ...]]:
     from headrace.evaluation.documents import read_records
     from headrace.quantize.calibration.texts import BUNDLED_CALIBRATION, calibration_texts
     from headrace.text.tokenizer_source import open_tokenizer
 
     length = min(args.length, longest)
     if args.self_calibration:
-        return _own_texts(args, source, length)
+        return _own_texts(args, source, length, given)
     assert source.path is not None
-    path = BUNDLED_CALIBRATION if args.data is None else args.data
-    where = "the bundled file" if args.data is None else str(path)
-    return calibration_texts(
-        read_records(path), open_tokenizer(source.path), args.samples, length, args.seed, where
-    )
+    records = read_records(BUNDLED_CALIBRATION) if args.data is None else given[args.data]
+    where = "the bundled file" if args.data is None else str(args.data)
+    return calibration_texts(records, open_tokenizer(source.path), args.samples, length, args.seed, where)
 
 
-def _own_texts(args: argparse.Namespace, source: ModelSource, length: int) -> list[tuple[int, ...]]:
+def _own_texts(
+    args: argparse.Namespace, source: ModelSource, length: int, given: Mapping[Path, Sequence[Record]]
+) -> list[tuple[int, ...]]:
     from headrace.bench.quality.judged import JudgedLLM
-    from headrace.evaluation.documents import read_records
     from headrace.quantize.calibration.texts import own_texts
 
-    records = () if args.data is None else read_records(args.data)
+    records = () if args.data is None else given[args.data]
     options: dict[str, Any] = {} if args.num_threads is None else {"num_threads": args.num_threads}
     model = JudgedLLM(str(source.path), options)
     encoder = None if args.data is None else model.llm.tokenizer

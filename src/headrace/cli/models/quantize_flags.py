@@ -163,7 +163,7 @@ def parsed(args: argparse.Namespace) -> QuantizeOptions | GGUFOptions:
         raise ConfigError("--smoothing is for --method smoothquant")
     if args.data is not None and not args.samples:
         raise ConfigError("--data needs --samples")
-    if args.eval_data is not None and not (args.eval or _limited(args)):
+    if args.eval_data is not None and not (args.eval or limited(args)):
         raise ConfigError("--eval-data is for --eval and for limits of what is lost")
     budgets = [one for one in (args.bits_per_weight, args.size) if one is not None]
     if args.method == AUTO_METHOD and len(budgets) != 1:
@@ -179,7 +179,8 @@ def parsed(args: argparse.Namespace) -> QuantizeOptions | GGUFOptions:
     return asked
 
 
-def _limited(args: argparse.Namespace) -> bool:
+def limited(args: argparse.Namespace) -> bool:
+    """Whether what is lost has a limit."""
     return args.max_kl is not None or args.max_perplexity_increase is not None
 
 

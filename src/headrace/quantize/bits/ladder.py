@@ -51,8 +51,9 @@ class FolderPlan:
                 found.append((name, FLOATS if width is None else width.name))
         return tuple(found)
 
-    def widened(self, errors: Mapping[str, float], part: float) -> Self | None:
-        """A step at a time for the matrix whose loss falls most a byte, until about `part` of the loss is left.
+    def widened(self, errors: Mapping[str, float], part: float, least: int = 1) -> Self | None:
+        """A step at a time for the matrix whose loss falls most a byte, until about `part` of the loss is left and
+        `least` steps are taken.
 
         One matrix in layers stays codes: a model with nothing quantised is the model itself. None where no matrix can
         become wider.
@@ -60,8 +61,8 @@ class FolderPlan:
         at = {name: self._at(name) for name in errors}
         losses = self._known(errors, at)
         left = {name: losses[name][place] for name, place in at.items()}
-        whole, moved = sum(left.values()), False
-        while sum(left.values()) > part * whole:
+        whole, moved = sum(left.values()), 0
+        while moved < least or sum(left.values()) > part * whole:
             coded = [name for name in at if name != HEAD and self.ladders[name][at[name]].width is not None]
             able = [
                 name
@@ -74,7 +75,7 @@ class FolderPlan:
             worst = max(able, key=lambda name: (self._gain(name, at[name], losses[name]), name))
             at[worst] += 1
             left[worst] = losses[worst][at[worst]]
-            moved = True
+            moved += 1
         return self._with(at) if moved else None
 
     def _at(self, name: str) -> int:

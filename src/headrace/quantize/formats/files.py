@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace import __version__
 from headrace.errors import ConfigError, ModelError
+from headrace.evaluation.quality import remove_quality
 from headrace.models.identity import weights_identity
 from headrace.models.source import ModelSource
 from headrace.quantize.formats.base import Form, Tensor
@@ -49,7 +50,8 @@ class Unfinished:
         self.state = _read_state(path)
 
     def start(self, key: str, size: int) -> None:
-        """Keep what an earlier try with the same `key` has left, and remove what one with another key has left.
+        """Keep what an earlier try with the same `key` has left, and remove what one with another key has left, and
+        pages about quality: `key` does not say what they were measured on.
 
         size: bytes that will be written, about. Raises ModelError where the disk has no room for them.
         """
@@ -60,6 +62,7 @@ class Unfinished:
             self.files.mkdir()
             self.state = {"key": key}
             self.save()
+        remove_quality(self.files)
         self.layers.mkdir(exist_ok=True)
         there = 0
         for path in list(self.path.rglob("*")):
