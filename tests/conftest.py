@@ -61,11 +61,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @functools.cache
 def _compares_with_transformers(module: ModuleType) -> bool:
-    """By what its tests import: the package itself, or the models that are made with it."""
+    """By what its tests import: the package itself, or a class or function of a helper that uses it."""
+    homes = {getattr(value, "__module__", None) for value in vars(module).values()}
+    helpers = [sys.modules[home] for home in homes if home in sys.modules and home.startswith("tests.")]
     return any(
-        value is needs.lazily("transformers")
-        or (callable(value) and getattr(value, "__module__", None) == "tests.conformance.test_families")
-        for value in vars(module).values()
+        value is needs.lazily("transformers") for one in (module, *helpers) for value in vars(one).values()
     )
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from tests import needs
 
 native = needs.native()
+transformers = needs.lazily("transformers")
 
 from headrace.models.config_reader import ConfigReader  # noqa: E402
 from headrace.models.packing import pack_codes  # noqa: E402
@@ -99,12 +100,11 @@ def check(coded: Coded, target: WeightFormat, weights: NDArray[np.float32]) -> N
 
 
 def test_experts_of_gpt_oss(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers.integrations.mxfp4")
     tensors, weights = gpt_oss(3)(32, 64, np.random.default_rng(0))
     layout = MXFP4(experts=3)
     matrix = stored(tmp_path, layout, tensors, 96, 64)
     assert np.array_equal(dequantize(layout.decode(matrix)), weights.numpy())
-    theirs = transformers.convert_moe_packed_tensors(
+    theirs = transformers.integrations.mxfp4.convert_moe_packed_tensors(
         tensors["_blocks"], tensors["_scales"], dtype=torch.float32
     )
     assert torch.equal(theirs.transpose(1, 2).reshape(96, 64), weights)
