@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 FORBIDDEN_MODULES = frozenset(
     {
@@ -50,14 +50,18 @@ def _parsed(source: str) -> ast.Module:
 def forbidden(source: str) -> list[str]:
     """Findings in a module, as "line: what"."""
     tree = _parsed(source)
-    names = _imported_names(tree)
-    return [f"{line}: {what}" for node in ast.walk(tree) for line, what in _faults(node, names)]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _LOOKED_AT)]
+    names = _imported_names(nodes)
+    return [f"{line}: {what}" for node in nodes for line, what in _faults(node, names)]
 
 
-def _imported_names(tree: ast.AST) -> dict[str, str]:
+_LOOKED_AT = (ast.Import, ast.ImportFrom, ast.Name, ast.Attribute, ast.Call)
+
+
+def _imported_names(nodes: Iterable[ast.AST]) -> dict[str, str]:
     """What each imported name stands for, whatever it was called: {"load": "torch.load"}."""
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 root = alias.name.split(".")[0]

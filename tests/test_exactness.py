@@ -250,7 +250,8 @@ def combinations(
 
 
 @pytest.mark.parametrize(
-    ("kind", "case"), combinations(CASES, SAMPLED | {"window": "everything", "hybrid": "everything"})
+    ("kind", "case"),
+    combinations(CASES, SAMPLED | dict.fromkeys(("window", "hybrid", "shared"), "everything")),
 )
 def test_no_token_differs(
     kind: str, case: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
@@ -265,7 +266,9 @@ def test_no_token_differs(
 
 @pytest.mark.parametrize(
     ("kind", "room"),
-    combinations(["roomy", "preempting"], SAMPLED | {"window": "roomy", "hybrid": "preempting"}),
+    combinations(
+        ["roomy", "preempting"], SAMPLED | {"window": "roomy", "hybrid": "preempting", "shared": "preempting"}
+    ),
 )
 def test_several_completions_share_their_prompt(
     kind: str, room: str, tiny_models: Mapping[str, str], expected: Callable[..., Tokens]
@@ -446,7 +449,7 @@ def test_aborting_some_does_not_affect_others(
 
 def test_a_stream_runs_past_the_models_length_in_bounded_memory() -> None:
     request = NewRequest(
-        "stream", tuple(range(6, 30)), SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
+        "stream", tuple(range(6, 30)), SamplingParams(temperature=0.0, max_tokens=1100, ignore_eos=True)
     )
     options = {
         "model": "tale",
@@ -463,7 +466,7 @@ def test_a_stream_runs_past_the_models_length_in_bounded_memory() -> None:
 
     seen = run(options, [request], hook)
     model_len = 1024
-    assert len(seen.tokens["stream", 0]) == 1500 > model_len
+    assert len(seen.tokens["stream", 0]) == 1100 > model_len
     assert max(held) <= 12
     assert max(held[-100:]) == max(held[100:200])
 

@@ -339,7 +339,7 @@ def test_many_prompts_with_preemptions(
         assert_same(method, seen, expected)
 
 
-@pytest.mark.parametrize("kind", ["both", "trees"])
+@pytest.mark.parametrize("kind", [pytest.param("both", marks=pytest.mark.long), "trees"])
 def test_an_abort_beside_drafts(
     kind: str, folders: Mapping[str, str], alone: Callable[[str, int], Run]
 ) -> None:

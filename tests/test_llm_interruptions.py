@@ -405,7 +405,8 @@ def torch_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("torch_threads")
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [1, 2])
 def test_torch_in_a_forked_child(threads: int) -> None:
     """With threads of its own it is refused: torch would wait for them for ever."""
     llm = LLM("tale", ops_force="torch", num_threads=threads, show_progress=False)

@@ -55,7 +55,10 @@ def test_torch_is_blocked(blocked: dict[str, str]):
     ("words", "shown"),
     [
         (["generate", "Once upon a time", "--max-tokens", "4", "--temperature", "0.7", "--top-p", "0.9"], "4 tokens"),
-        (["generate", "Once upon a time", "--max-tokens", "4", "--quantization", "int4"], "4 tokens"),
+        pytest.param(
+            ["generate", "Once upon a time", "--max-tokens", "4", "--quantization", "int4"], "4 tokens",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             ["generate", "Once upon a time", "--max-tokens", "4", "--quantization", "int8-g64"], "4 tokens",
             marks=pytest.mark.long,
@@ -101,7 +104,7 @@ def test_serve(blocked: dict[str, str]):
     ("also", "options", "why"),
     [
         pytest.param("", ["--dtype", "float16"], "float16", marks=pytest.mark.long),
-        ("", ["--ops-force", "reference"], "reference was asked for"),
+        pytest.param("", ["--ops-force", "reference"], "reference was asked for", marks=pytest.mark.long),
         ("headrace._native", [], "native kernels not built"),
     ],
     ids=["dtype", "reference ops", "no kernels"],
