@@ -241,10 +241,10 @@ def test_unflushed_bytes_do_not_count_as_a_slow_reader() -> None:
     """The server checks repeatedly whether clients read; bytes written at the end of the turn are not unread."""
     tiny = TinyServer(ConnectionLimits(slow_reader_timeout_s=0.05))
     try:
-        row = row_of({}, closed(tiny.url, clients=16, seconds=2.0, tokens=8), None)
+        row = row_of({}, closed(tiny.url, clients=16, seconds=1.0, tokens=8), None)
     finally:
         tiny.close()
-    assert counted(row) and row.values["answered"] > 100
+    assert counted(row) and row.values["answered"] >= 16
 
 
 @pytest.mark.long

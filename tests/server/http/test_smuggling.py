@@ -113,7 +113,7 @@ def test_an_upgrade_is_ignored_and_the_body_read(tiny: TinyServer, upgrade: str,
         assert not ended(caller, 0.05)
 
 
-@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("chunked", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_an_upgrade_split_at_every_byte(tiny: TinyServer, chunked: bool) -> None:
     head, body = prompted(UPGRADES["Java"], chunked)
     whole = head + body

@@ -130,8 +130,8 @@ REFUSED = {"biases beyond the vocabulary"}
 
 
 SAMPLED = {
-    "scored prompts", "a chat's alternatives, streamed", "a response's alternatives", "stop strings", "echoed ids",
-    "prompt ids of choices, streamed", "many prompts, streamed", "many texts, echoed and scored", "many embeddings",
+    "a chat's alternatives, streamed", "a response's alternatives", "stop strings", "echoed ids",
+    "prompt ids of choices, streamed", "many texts, echoed and scored", "many embeddings",
     "allowed ids", "biases beyond the vocabulary", "bad words", "many messages", "many items of a response",
     "many messages of Anthropic's API", "many messages of Ollama's API", "many ids", "a tokenized text",
 }  # fmt: skip

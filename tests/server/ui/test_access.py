@@ -88,16 +88,9 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize(
-    ("width", "theme"),
-    [
-        (390, "dark"),
-        *(
-            pytest.param(*other, marks=pytest.mark.long)
-            for other in ((1280, "light"), (1280, "dark"), (390, "light"))
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.long
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
 def test_an_audit_finds_nothing(slow: TinyServer, visit: Open, theme: str, width: int) -> None:
     one = visit(slow.url, theme=theme, width=width)
     one.set(max_tokens=5000)

@@ -228,6 +228,7 @@ def test_thoughts_are_shown_separately(slow: TinyServer, visit: Open) -> None:
     assert (thoughts, text) == ("First <b>this</b>, then that.", "The answer.")
 
 
+@pytest.mark.long
 def test_an_error_is_shown_as_text(slow: TinyServer, visit: Open) -> None:
     one = visit(slow.url, calm=True)
     one.set(max_tokens=5000)

@@ -62,6 +62,7 @@ def test_a_link_opens_its_object(page: Page, tiny: TinyServer) -> None:
     page.wait_for_selector("#ChatRequest[open]")
 
 
+@pytest.mark.long
 def test_text_of_the_document_stays_text(page: Page, tiny: TinyServer) -> None:
     evil = {
         "info": {"title": EVIL, "version": EVIL, "description": EVIL},
