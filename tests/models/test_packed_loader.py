@@ -177,7 +177,7 @@ def test_progress_and_refusals(tmp_path: Path, llama_config: dict[str, Any]) -> 
         load(tmp_path, BF16)
 
 
-@pytest.mark.parametrize("shape", ["tiny", "smollm2-135m-32k"])
+@pytest.mark.parametrize("shape", ["tiny", pytest.param("smollm2-135m-32k", marks=pytest.mark.long)])
 def test_random_weights_are_those_of_torch(shape: str) -> None:
     dtype = SHAPES[shape]["torch_dtype"]
     packed = load(f"shape:{shape}", F32 if dtype == "float32" else BF16, dtype, seed=3)

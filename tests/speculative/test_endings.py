@@ -31,8 +31,15 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("method", ["tale-draft", "tale-medusa"])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("method", "temperature"),
+    [
+        ("tale-draft", 0.0),
+        ("tale-medusa", 0.7),
+        pytest.param("tale-draft", 0.7, marks=pytest.mark.long),
+        pytest.param("tale-medusa", 0.0, marks=pytest.mark.long),
+    ],
+)
 def test_a_stop_string_inside_an_accepted_run(method: str, temperature: float, emitted: list[int]) -> None:
     options = {"num_threads": 1, "show_progress": False, "enable_prefix_caching": False}
     plain = LLM("tale", **options)
