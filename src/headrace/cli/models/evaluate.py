@@ -6,13 +6,13 @@ import argparse
 import dataclasses
 import json
 import random
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.engine_flags import add_engine_flags, engine_options
 from headrace.cli.parser import add_command, add_number, check_range, check_writable
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.model} has {model.vocab_size} tokens and {reference.name} {reference.vocab_size}: both need one "
             "vocabulary"
         )
-    with _Bar() as shown:
+    with ProgressBar("measuring", "tok", scaled=True) as shown:
         if args.measure == "agreement":
             assert reference is not None
             prompts = _prompts(records, model, args.answers, args.answer_tokens)
@@ -131,7 +131,7 @@ def compare(
     documents = _documents(records, one, LONGEST, tokens)
     if not documents:
         raise ConfigError("the texts to measure on hold nothing to predict")
-    with _Bar() as shown:
+    with ProgressBar("measuring", "tok", scaled=True) as shown:
         found = divergence(one, other, documents, shown)
     return found, agreement(one, other, _prompts(records, one, _ANSWERS, answer), answer)
 
@@ -223,21 +223,3 @@ def _lines(measure: str, found: Any) -> list[tuple[str, str]]:
         ("change of a token's probability", f"{found.probability_rms:.2%} (root mean square)"),
         ("tokens", f"{found.model.tokens:,}"),
     ]
-
-
-class _Bar:
-    """Tokens measured, on a terminal."""
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        from tqdm import tqdm
-
-        self._bar = bar = tqdm(unit="tok", unit_scale=True, disable=None, leave=False, file=sys.stderr)
-
-        def shown(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        return shown
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from headrace.cli.engine_flags import add_engine_flags, engine_config
 from headrace.cli.parser import add_command, typed
+from headrace.cli.progress import ProgressBar
 from headrace.errors import CheckpointError, ConfigError
 
 EXAMPLES = """\
@@ -49,7 +49,7 @@ def _pack(args: argparse.Namespace) -> int:
     from headrace.plan.units import format_bytes
 
     target = Path(args.folder).expanduser()
-    with _Bar(f"packing {args.model}", "tensor") as bar:
+    with ProgressBar(f"packing {args.model}", "tensor") as bar:
         plan = pack(engine_config(args), target, bar)
     print(f"{target}: {format_bytes(plan.ledger.weight_bytes)} of weights for {plan.resolved.kernels}")
     print(typed(f'Next: `headrace generate -m {shlex.quote(str(target))} "Once upon a time"`'))
@@ -63,33 +63,7 @@ def _verify(folder: Path) -> int:
     if not is_packed(folder):
         raise CheckpointError(f"{folder} is not a packed folder")
     header = read_header(folder)
-    with _Bar(f"reading {folder}", "B") as bar:
+    with ProgressBar(f"reading {folder}", "B", scaled=True) as bar:
         verify(header, bar)
     print(f"{folder}: {len(header.entries)} weights are what was written")
     return 0
-
-
-class _Bar:
-    """A progress bar on a terminal; called with (done, total)."""
-
-    def __init__(self, title: str, unit: str) -> None:
-        self._title, self._unit = title, unit
-        self._bar: Any = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            from tqdm import tqdm
-
-            large = self._unit == "B"
-            self._bar = tqdm(
-                total=total, desc=self._title, unit=self._unit, unit_scale=large, disable=None, leave=False
-            )
-        self._bar.update(done - self._bar.n)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            sys.stderr.flush()

@@ -22,6 +22,7 @@ from headrace.cli.models.quantize_flags import (
     parsed,
 )
 from headrace.cli.parser import add_command, needs_extra, typed
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     with open_unfinished(args.output) as place:
 
         def make(options: QuantizeOptions | GGUFOptions) -> Report:
-            with _Bar("quantising", "step") as bar:
+            with ProgressBar("quantising", "step") as bar:
                 if isinstance(options, QuantizeOptions):
                     return quantize_into(place, source, spec, options, texts, bar, args.num_threads)
                 return quantize_gguf_into(place, source, spec, options, texts, bar, args.num_threads)
@@ -145,7 +146,7 @@ def _within_budget(
     budget = Budget(args.bits_per_weight, None if args.size is None else parse_bytes(args.size))
     chosen: QuantizeOptions | GGUFOptions
     measured: Measured | None = None
-    with _Bar("measuring", "layer") as bar:
+    with ProgressBar("measuring", "layer") as bar:
         if isinstance(asked, QuantizeOptions):
             groups = groups_asked(args) or GROUPS
             measured = width_table(source, spec, asked, texts, groups, bar, args.num_threads)
@@ -187,7 +188,7 @@ def _gated(
         def table(groups: Sequence[int | None]) -> Measured:
             if measured is not None:
                 return measured
-            with _Bar("measuring", "layer") as bar:
+            with ProgressBar("measuring", "layer") as bar:
                 return width_table(source, spec, options, texts, groups, bar, args.num_threads)
 
         plan = folder_plan(source, spec, options, table if texts else None)
@@ -248,7 +249,7 @@ def _pack(args: argparse.Namespace, place: Unfinished) -> int:
     from headrace.evaluation.quality import FILES
 
     shutil.rmtree(place.packed, ignore_errors=True)  # of a process that was killed
-    with _Bar("packing", "tensor") as bar:
+    with ProgressBar("packing", "tensor") as bar:
         config = EngineConfig(model=str(place.files), num_threads=args.num_threads)
         found = pack(config, place.packed, bar, name=args.model)
     for name in FILES:
@@ -364,23 +365,3 @@ def _tell(report: Report, calibrated: bool) -> None:
         f"relative error {what}: {sum(errors.values()) / len(errors):.2%} on average; largest: "
         + ", ".join(f"{name} {errors[name]:.2%}" for name in worst)
     )
-
-
-class _Bar:
-    """Steps done, on a terminal."""
-
-    def __init__(self, what: str, unit: str) -> None:
-        self._what, self._unit = what, unit
-
-    def __enter__(self) -> _Bar:
-        from tqdm import tqdm
-
-        self._bar = tqdm(desc=self._what, unit=self._unit, disable=None, leave=False, file=sys.stderr)
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
