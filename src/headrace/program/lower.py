@@ -109,7 +109,7 @@ class Lowering:
             )
         if spec.embedding_norm:
             weights = self.norm_weights("embedding_norm", names.embed_norm, spec.norm, spec.hidden_size)
-            norm = _norm(spec.norm, (0, spec.hidden_size))
+            norm = Norm.of(spec.norm, (0, spec.hidden_size))
             self.add("norm_columns", "embedding_norm", (self.stream,), self.stream, *weights, attributes=norm)
         if spec.per_layer is not None:
             self.per_layer = lower_inputs(self, spec.per_layer)
@@ -216,7 +216,7 @@ class Lowering:
             for role, name, first, count in (query, key) if writes else (query,):
                 weights = self.norm_weights(role, name, spec.qk_norm, count if whole else spec.head_dim)
                 if whole:
-                    norm = _norm(spec.qk_norm, (first, count))
+                    norm = Norm.of(spec.qk_norm, (first, count))
                     self.add("norm_columns", role, (qkv,), qkv, *weights, attributes=norm)
                 else:
                     head_norms += weights
@@ -232,7 +232,7 @@ class Lowering:
             spec.num_heads, spec.num_kv_heads, spec.head_dim,
             rotated=0 if spec.rope is None else spec.rope.dim,
             interleaved=spec.rope is not None and spec.rope.interleaved,
-            norm=None if spec.qk_norm is None or spec.qk_norm_whole else _norm(spec.qk_norm),
+            norm=None if spec.qk_norm is None or spec.qk_norm_whole else Norm.of(spec.qk_norm),
             temperature=spec.temperature,
             cache=cache, value_norm=spec.value_norm, keys_are_values=spec.keys_are_values, writes=writes,
         )  # fmt: skip
@@ -277,22 +277,30 @@ class Lowering:
             )
             return self.product("down", inner, down)
         roles = {names.gate_up: "gate_up"} if names.gate_up else {names.gate: "gate", names.up: "up"}
+        return self.product("down", self.gated(spec, roles, down, post_norm), down)
+
+    def gated(
+        self, spec: MLPSpec, roles: Mapping[str, str], down: WeightRef, norm: str, role: str = "post_norm"
+    ) -> Buffer:
+        """What `down` multiplies: the products of `up` by the activation of the gates. They read the residual stream
+        after the norm of that name, unless it is empty. roles: by name, of gate and up or of the one tensor of both."""
+        wide, hidden = spec.intermediate_size, self.spec.hidden_size
         runs = self.runs(roles, "_")
         together = len(runs) == 1  # 16 rows of each in turn; else the products of the gate meet those of up
         inner = self.buffer("wide", wide, "direct", "feed-forward")
         gates: tuple[Buffer, ...] = ()
-        for role, run in runs:
+        for name, run in runs:
             rows = dict.fromkeys(run, 2 * wide // len(run) if together else wide)
-            weight = self.matrix(role, "feed-forward", rows, hidden, spec.bias, shard="row", gated=together)
-            self.read_stream("post_norm", post_norm, weight)
+            weight = self.matrix(name, "feed-forward", rows, hidden, spec.bias, shard="row", gated=together)
+            self.read_stream(role, norm, weight)
             inputs = (*self.ops[-1].outputs, *gates)
             if together or gates:
                 gate = Linear("gate" if together else "multiply", spec.activation)
-                self.add("linear", role, inputs, inner, weight, attributes=gate, reader=down)
+                self.add("linear", name, inputs, inner, weight, attributes=gate, reader=down)
             else:
                 gates = (self.buffer("gates", wide, "float", "feed-forward"),)
-                self.add("linear", role, inputs, gates[0], weight, attributes=Linear("none"))
-        return self.product("down", inner, down)
+                self.add("linear", name, inputs, gates[0], weight, attributes=Linear("none"))
+        return inner
 
     def runs(self, roles: Mapping[str, str], between: str = "") -> list[tuple[str, list[str]]]:
         """Tensors of one product, each with its role, in runs that the checkpoint stores alike: each is one matrix,
@@ -325,7 +333,7 @@ class Lowering:
             return
         norm, hidden = self.spec.norm, self.spec.hidden_size
         weights = self.norm_weights(role, name, norm, hidden)
-        self.add("norm", "norm", (self.stream,), out, *weights, attributes=_norm(norm), reader=reader)
+        self.add("norm", "norm", (self.stream,), out, *weights, attributes=Norm.of(norm), reader=reader)
 
     def _project(
         self, name: str, source: Buffer, weight: WeightRef, post_norm: str = "", *, gather: bool = False
@@ -360,7 +368,7 @@ class Lowering:
         spec = self.spec
         norm, weights = None, tuple[WeightRef, ...]()
         if post_norm:
-            norm = _norm(spec.norm)
+            norm = Norm.of(spec.norm)
             weights = self.norm_weights(f"{name}_post_norm", post_norm, spec.norm, spec.hidden_size)
         if decay:
             weights += (self.vector("layer_scale", decay, 1),)
@@ -439,7 +447,3 @@ class Lowering:
         layer = None if kind == "rotations" else self._layer
         op = Op(kind, name, tuple(inputs), made, weights, layer, rows or self._rows, attributes, reader)
         self.ops.append(op)
-
-
-def _norm(spec: NormSpec, columns: tuple[int, int] | None = None) -> Norm:
-    return Norm(spec.eps, spec.kind, columns)

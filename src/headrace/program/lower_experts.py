@@ -54,7 +54,7 @@ def lower_experts(low: Lowering, spec: ExpertsSpec, norm: str, role: str = "post
 def lower_beside(low: Lowering, dense: Branch, spec: ExpertsSpec) -> Buffer:
     """The sum of what a dense half and experts beside it give, each after its norm."""
     names, model = low.names, low.spec
-    norm = Norm(model.norm.eps, model.norm.kind)
+    norm = Norm.of(model.norm)
     result = low.store(dense)
     half = low.buffer("dense_half", model.hidden_size, "float", "hidden")
     weights = low.norm_weights("dense_post_norm", names.dense_post_norm, model.norm, model.hidden_size)
@@ -93,20 +93,8 @@ def _shared(low: Lowering, spec: MLPSpec, norm: str, role: str) -> Buffer:
     """What the shared expert gives."""
     names, hidden, wide = low.names, low.spec.hidden_size, spec.intermediate_size
     down = _matrix(low, "shared_down", {names.shared_down: hidden}, wide, spec.bias, "column")
-    runs = low.runs({names.shared_gate: "shared_gate", names.shared_up: "up"}, "_")
-    together = len(runs) == 1
-    inner = low.buffer("wide", wide, "direct", "feed-forward")
-    gates: tuple[Buffer, ...] = ()
-    for name, run in runs:
-        weight = _matrix(low, name, dict.fromkeys(run, wide), hidden, spec.bias, "row", gated=together)
-        low.read_stream(role, norm, weight)
-        inputs = (*low.ops[-1].outputs, *gates)
-        if together or gates:
-            gate = Linear("gate" if together else "multiply", spec.activation)
-            low.add("linear", name, inputs, inner, weight, attributes=gate, reader=down)
-        else:
-            gates = (low.buffer("gates", wide, "float", "feed-forward"),)
-            low.add("linear", name, inputs, gates[0], weight, attributes=Linear("none"))
+    roles = {names.shared_gate: "shared_gate", names.shared_up: "up"}
+    inner = low.gated(spec, roles, down, norm, role)
     encoded = low.buffer("encoded_shared_down", wide, "encoded", "feed-forward")
     low.add("encode", "encode_shared_down", (inner,), encoded, reader=down)
     out = low.buffer("shared_output", hidden, "float", "feed-forward")

@@ -55,7 +55,7 @@ def lower_latent(
     low.read_stream("input_norm", norm, weight)
     low.add("linear", "latent", low.ops[-1].outputs, latent, weight, attributes=Linear("none"))
     norms = low.norm_weights("latent_norm", names.latent_norm, spec.norm, spec.latent)
-    columns = Norm(spec.norm.eps, spec.norm.kind, (0, spec.latent))
+    columns = Norm.of(spec.norm, (0, spec.latent))
     low.add("norm_columns", "latent_norm", (latent,), latent, *norms, attributes=columns)
 
     encoded = low.buffer("encoded_query", query.columns, "encoded", "attention")
@@ -102,7 +102,7 @@ def _query(low: Lowering, spec: LatentSpec, norm: str) -> Buffer:
     low.add("linear", "query_down", low.ops[-1].outputs, small, down, attributes=Linear("none"))
     encoded = low.buffer("encoded_query_down", rank, "encoded", "attention")
     norms = low.norm_weights("query_down_norm", names.query_down_norm, spec.norm, rank)
-    made = Norm(spec.norm.eps, spec.norm.kind)
+    made = Norm.of(spec.norm)
     low.add("norm", "query_down_norm", (small,), encoded, *norms, attributes=made, reader=up)
     low.add("linear", "query_up", (encoded,), query, up, attributes=Linear("none"))
     return query

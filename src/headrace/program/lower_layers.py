@@ -28,7 +28,7 @@ def lower_layers(layers: DraftLayers, rows: int, *, narrow: bool = True) -> Prog
     )
     for role, name, first in halves:
         if name:
-            norm = Norm(spec.norm.eps, spec.norm.kind, (first, size))
+            norm = Norm.of(spec.norm, (first, size))
             weights = lowering.norm_weights(role, name, spec.norm, size)
             lowering.add("norm_columns", role, (joined,), joined, *weights, attributes=norm)
     join = lowering.matrix("join", "hidden", {layers.join: size}, 2 * size, False, shard=None)
@@ -42,6 +42,6 @@ def lower_layers(layers: DraftLayers, rows: int, *, narrow: bool = True) -> Prog
         lowering.gather_stream()
     norms = lowering.norm_weights("final_norm", names.final_norm, spec.norm, size)
     states = lowering.buffer("states", size, "float", "hidden")
-    norm = Norm(spec.norm.eps, spec.norm.kind)
+    norm = Norm.of(spec.norm)
     lowering.add("norm", "norm", (lowering.stream,), states, *norms, attributes=norm)
     return make_program(spec, lowering.ops, rows, inputs)

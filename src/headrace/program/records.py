@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from headrace.models.spec import Activation, KVLayout, RopeSpec, RouterSpec, Temperature
+from headrace.models.spec import Activation, KVLayout, NormSpec, RopeSpec, RouterSpec, Temperature
 
 Rows = Literal["tokens", "selected", "logits"]
 """One row for each token of a step; for each token whose logits or final hidden state are asked for; for each of the
@@ -139,6 +139,11 @@ class Norm:
     kind: Literal["rms", "layer"] = "rms"
     columns: tuple[int, int] | None = None
     each: int | None = None
+
+    @classmethod
+    def of(cls, spec: NormSpec, columns: tuple[int, int] | None = None) -> Norm:
+        """As a model's spec has it."""
+        return cls(spec.eps, spec.kind, columns)
 
 
 @dataclass(frozen=True, slots=True)
