@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
 from headrace.models.quantized.gptq import read_group
-from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, names_module
+from headrace.models.quantized.layout import FLOATS, Matrix, Method, Stored, except_modules, groups_of
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import Coded
 from headrace.quant.format import Scale
@@ -100,9 +100,4 @@ def read_awq(config: ConfigReader) -> Method:
             f"version {version!r:.80} in {config.where} is not supported, only {', '.join(VERSIONS)}"
         )
     layout = AWQ(read_group(config, group), config.flag("zero_point", True), known)
-    excluded = config.names("modules_to_not_convert")
-
-    def of_module(module: str) -> Layout | None:
-        return None if any(names_module(key, module) for key in excluded) else layout
-
-    return Method("awq", of_module)
+    return Method("awq", except_modules(layout, config.names("modules_to_not_convert")))

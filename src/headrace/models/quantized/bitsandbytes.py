@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import UnsupportedModel
 from headrace.models.config_reader import ConfigReader
-from headrace.models.quantized.layout import Layout, Matrix, Method, Stored, names_module
+from headrace.models.quantized.layout import Layout, Matrix, Method, Stored, except_modules
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import TABLES, Coded
 from headrace.quant.unpack import nibbles
@@ -165,8 +165,7 @@ def read_bitsandbytes(config: ConfigReader) -> Method:
     else:
         raise UnsupportedModel(f"{config.where} says neither load_in_4bit nor load_in_8bit")
 
-    def of_module(module: str) -> Layout | None:
-        return None if any(names_module(key, module) for key in excluded) else layout
-
     # LLM.int8() rounds activations too
-    return Method("bitsandbytes", of_module, "int8" if isinstance(layout, EightBits) else None)
+    return Method(
+        "bitsandbytes", except_modules(layout, excluded), "int8" if isinstance(layout, EightBits) else None
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -140,3 +140,8 @@ def groups_of(columns: int, group: int | None) -> int:
 def names_module(key: str, module: str) -> bool:
     """Whether a name of a config's list of modules means `module`: the name itself, or a run of its dotted parts."""
     return f".{key.strip('.')}." in f".{module}."
+
+
+def except_modules(layout: Layout, excluded: Collection[str]) -> Callable[[str], Layout | None]:
+    """A `Method.layout`: the same for all modules but those that these names mean."""
+    return lambda module: None if any(names_module(key, module) for key in excluded) else layout

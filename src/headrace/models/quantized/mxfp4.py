@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.models.config_reader import ConfigReader
-from headrace.models.quantized.layout import Layout, Matrix, Method, Stored, names_module
+from headrace.models.quantized.layout import Matrix, Method, Stored, except_modules
 from headrace.quant.code_format import CodeFormat
 from headrace.quant.coded import Coded
 from headrace.quant.unpack import nibbles
@@ -43,9 +43,4 @@ class MXFP4:
 
 def read_mxfp4(config: ConfigReader) -> Method:
     """The method of a `quantization_config` with `quant_method` "mxfp4"."""
-    excluded = config.names("modules_to_not_convert")
-
-    def of_module(module: str) -> Layout | None:
-        return None if any(names_module(key, module) for key in excluded) else MXFP4()
-
-    return Method("mxfp4", of_module)
+    return Method("mxfp4", except_modules(MXFP4(), config.names("modules_to_not_convert")))
