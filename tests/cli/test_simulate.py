@@ -131,19 +131,18 @@ CHEAP = ["--search", "cheapest", "--ttft", "0.5", "--num-prompts", "20", "--rate
 PRICED = [*CHEAP, "--price-per-hour", "1"]
 
 
-def test_the_cheapest_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cheapest_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prices = "--hardware l4,t4 --price-per-hour l4=0.8,t4=0.35 --formats stored,int8,int4-a16"
     flags = [*prices.split(), "--tpot", "0.1", "--percentile", "90"]
-    assert simulate(*CHEAP, *flags, "--json", "-") == 0
-    report = Report.from_json(json.loads(capsys.readouterr().out))
+    assert simulate(*CHEAP, *flags, "--json", str(tmp_path / "found.json")) == 0
+    out = capsys.readouterr().out
+    report = Report.from_json(json.loads((tmp_path / "found.json").read_text()))
     costs = [row.values["cost_per_hour"] for row in report.rows]
     assert len(costs) == 3 and costs == sorted(costs) and costs[0] == pytest.approx(0.35)
     for row in report.rows:
         assert row.values["ttft_p90_s"] <= 0.5 and row.values["requests_per_day"] == 50 * 86_400
         assert row.values["cost_per_million_output"] > 0 and "runs models on CPUs" in str(row.labels["start"])
     assert report.config["prices"] == {"l4": 0.8, "t4": 0.35}
-    assert simulate(*CHEAP, *flags) == 0
-    out = capsys.readouterr().out
     assert "promised: a TTFT of 0.5 s and a TPOT of 0.1 s each for 90 % of the requests" in out
     assert re.search(r"^  1\. \S+ on t4: 1 machine$", out, re.M)
     assert re.search(r"times +TTFT p50 \S+ \S+, p90 \S+ \S+; TPOT p50 ", out)

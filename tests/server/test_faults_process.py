@@ -183,6 +183,7 @@ def test_a_signal_under_load(number: signal.Signals) -> None:
         streams = readers(server, 3)
         (engine,) = server.descendants()
         early = connect(server.url)
+        os.kill(engine, number)  # as a service manager or a terminal does with all processes at once
         server.process.send_signal(number)
         until(lambda: httpx.post(f"{server.url}/v1/completions", json=STORY).status_code == 503)
         assert any(reader.is_alive() for reader in streams), "the streams ended before the refusal"

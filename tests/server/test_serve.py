@@ -135,6 +135,7 @@ def test_a_missing_package_is_named() -> None:
     assert "[server]'" in outcome.stderr and outcome.stderr.count("\n") == 1
 
 
+@pytest.mark.long  # as under load in test_faults_process.py
 def test_a_signal_lets_streams_finish_and_leaves_no_child() -> None:
     served = serve("tale", "--port", "0", "--num-threads", "1")
     (engine,) = served.descendants()
