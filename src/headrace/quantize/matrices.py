@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,6 +55,13 @@ def check_finite(name: str, matrices: torch.Tensor) -> None:
     """Raises ModelError for weights that no codes stand for."""
     if not bool(torch.isfinite(matrices).all()):
         raise ModelError(f"the weights of {name} are infinite or not numbers: they cannot be quantised")
+
+
+def mean_error(name: str, squares: Sequence[float]) -> float:
+    """The root of the mean of the squared errors of a weight's matrices. Raises ModelError where these are infinite."""
+    if not math.isfinite(sum(squares)):
+        raise ModelError(f"the weights of {name} are too large: what rounding them loses cannot be told")
+    return math.sqrt(sum(squares) / len(squares))
 
 
 def _may_be_codes(op: Op[Any], weight: WeightRef) -> bool:

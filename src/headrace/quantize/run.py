@@ -33,7 +33,7 @@ from headrace.quantize.folder_size import index_text
 from headrace.quantize.formats.base import Tensor
 from headrace.quantize.formats.files import Unfinished, open_unfinished, write_tensors
 from headrace.quantize.job import Job
-from headrace.quantize.matrices import check_finite, floats_of, stacked
+from headrace.quantize.matrices import check_finite, floats_of, mean_error, stacked
 from headrace.quantize.methods.table import Inputs
 from headrace.quantize.options import HEAD, QuantizeOptions, Report, check_texts
 from headrace.quantize.rounding.gptq import relative_error
@@ -230,7 +230,7 @@ class _Run:
                 for name, rows in one.parts:
                     tensors += job.format.tensors(job.modules[name], codes.rows(first, first + rows))
                     first += rows
-            errors[weight.name] = (sum(squares) / len(squares)) ** 0.5
+            errors[weight.name] = mean_error(weight.name, squares)
         return tensors, errors
 
     def _scale(

@@ -7,8 +7,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from headrace.cli import main
 from headrace.errors import HeadraceError
@@ -110,3 +112,32 @@ def test_the_command_says_what_it_chose(
         "config_groups"
     ]
     assert len(groups) > 1 and all(one["weights"]["group_size"] == 32 for one in groups.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(np.inf, "the weights of 0.down are infinite"), (1e30, "with 0.down rounded the model gives infinite")],
+)
+@pytest.mark.parametrize("format", ["gptq", "gguf:auto"])
+def test_what_cannot_be_measured_is_refused(
+    value: float, text: str, format: str, tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny, tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"][:4] = value
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    words = [
+        "quantize",
+        str(tmp_path / "model"),
+        "--method",
+        "auto",
+        "--format",
+        format,
+        "--bits-per-weight",
+        "5",
+    ]
+    words += ["--samples", "2", "--length", "24", "--num-threads", "1", "-o", str(tmp_path / "out")]
+    assert main(words) == 1
+    said = " ".join(capsys.readouterr().err.split()).replace("blk.0.ffn_down.weight", "0.down")
+    assert text in said
+    assert [one.name for one in tmp_path.iterdir()] == ["model"]

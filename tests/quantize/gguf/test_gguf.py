@@ -348,3 +348,9 @@ def test_settings_without_a_key_are_refused_before_texts_are_read(
     assert main(["quantize", str(tmp_path / "model"), *words]) == 1
     assert "no key of the format holds its layers" in " ".join(capsys.readouterr().err.split())
     assert {one.name for one in tmp_path.iterdir()} == {"model", "few.txt"}
+
+
+@pytest.mark.parametrize("name", [*GRIDS])
+def test_weights_below_any_step_become_zero(name: str) -> None:
+    blocks = nearest(torch.linspace(-1e-39, 1e-39, 512).reshape(2, 256), GRIDS[name])
+    assert not dequantize(blocks.pack(), TYPES[name]).any()

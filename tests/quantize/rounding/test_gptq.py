@@ -180,3 +180,19 @@ def test_experts_that_see_few_rows_are_calibrated_on_those_of_all() -> None:
         scaled = rows / factor
         torch.testing.assert_close(hessian, scaled.T @ scaled / len(rows))
         torch.testing.assert_close(peak, scaled.abs().amax(0))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_weights_below_any_stored_scale_become_zero(symmetric: bool) -> None:
+    scheme = Scheme(4, 32, symmetric, clip=True, scale="bf16")
+    weight = matrix(8, 64) * 1e-39
+    weight[0] *= 1e39
+    for codes in (rtn(weight, scheme), gptq(weight, inputs(64).T @ inputs(64), scheme)):
+        found = codes.dequantize()
+        assert bool((found[1:] == 0).all())
+        assert relative_error(weight[:1], found[:1], None) < 0.2
+
+
+def test_an_error_beyond_the_arithmetic_is_infinite() -> None:
+    weight = (matrix(4, 32) * 1e30).float()
+    assert relative_error(weight, 0 * weight, torch.eye(32)) == torch.inf

@@ -8,19 +8,21 @@ for small errors the divergence is quadratic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from headrace.errors import ModelError
 from headrace.models.loader import read_some
 from headrace.models.stored import StoredWeights
 from headrace.models.weights import Weights
 from headrace.program.records import Program, WeightRef
 from headrace.quantize.calibration.hessians import Hessians
 from headrace.quantize.calibration.walk import Walk, segments
-from headrace.quantize.matrices import stacked
+from headrace.quantize.matrices import check_finite, stacked
 
 MEMORY = 512 << 20
 """Bytes that the hidden states of all copies may take."""
@@ -64,7 +66,7 @@ def measure(
     program: Program, stored: StoredWeights, texts: Sequence[Sequence[int]], parts: Sequence[Part], rounded: Rounded,
     shown: Callable[[int, int], None] | None = None,
 ) -> dict[str, Sensitivity]:  # fmt: skip
-    """By the names of parts."""
+    """By the names of parts. Raises ModelError where weights, or what the model gives, are not finite."""
     by_layer: dict[int | None, list[Part]] = {}
     for one in parts:
         by_layer.setdefault(one.weight.layer, []).append(one)
@@ -81,6 +83,7 @@ def measure(
             walk.observe(weights, hessians.watch)
         fresh: dict[str, Walk] = {}
         for one in own:
+            check_finite(one.weight.name, stacked(weights, one.weight))
             rows = stacked(weights, one.weight)[:, one.first : one.last]
             kept = rows.clone()
             powers = list(hessians.of(one.weight.name))
@@ -100,6 +103,8 @@ def measure(
     found = {}
     for name, other in copies.items():
         divergence = _divergence(walk, states, other.states(weights), weights)
+        if not math.isfinite(divergence + sum(errors[name].values())):
+            raise ModelError(f"with {name} rounded the model gives infinite numbers: it cannot be measured")
         found[name] = Sensitivity(divergence, errors[name])
     return found
 
@@ -124,7 +129,7 @@ def _errors(matrices: Tensor, powers: Sequence[Tensor], part: Part, rounded: Rou
         for choice in part.choices:
             lost = rounded(some, power, choice) - some
             totals[choice] += float(((lost @ power) * lost).sum())
-    return {choice: max(0.0, total) / max(totals[part.probe], 1e-30) for choice, total in totals.items()}
+    return {choice: max(total, 0.0) / max(totals[part.probe], 1e-30) for choice, total in totals.items()}
 
 
 def _divergence(walk: Walk, states: Tensor, others: Tensor, weights: Weights) -> float:
@@ -134,4 +139,4 @@ def _divergence(walk: Walk, states: Tensor, others: Tensor, weights: Weights) ->
         one = walk.log_probabilities(states[first : first + step], weights).double()
         other = walk.log_probabilities(others[first : first + step], weights).double()
         total += float((one.exp() * (one - other)).sum())
-    return max(0.0, total / len(states))
+    return total / len(states) if total > 0 or math.isnan(total) else 0.0

@@ -42,7 +42,7 @@ from headrace.quantize.gguf.mixes import find_mix, fitting
 from headrace.quantize.gguf.names import Source, sources_of
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.vocabulary import vocabulary_metadata
-from headrace.quantize.matrices import check_finite, floats_of, layer_matrices, stacked
+from headrace.quantize.matrices import check_finite, floats_of, layer_matrices, mean_error, stacked
 from headrace.quantize.options import Report, check_texts
 from headrace.quantize.rounding.gptq import DAMPING, relative_error
 
@@ -281,7 +281,7 @@ class Job:
                         raw.setdefault(one.name, []).append(found)
                         rounded[first:last] = torch.from_numpy(dequantize(found, self._types[one.name]))
                 squares.append(relative_error(matrix, rounded, hessian) ** 2)
-            errors[weight.name] = (sum(squares) / len(squares)) ** 0.5
+            errors[weight.name] = mean_error(weight.name, squares)
             tensors += [Tensor(name, "U8", np.stack(parts)) for name, parts in raw.items()]
         write_tensors(path, tensors)
         return errors

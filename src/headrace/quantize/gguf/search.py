@@ -21,6 +21,8 @@ _CHUNK = 1 << 20
 _TRIES = 9
 """Ranges tried on each side of the whole one."""
 _ROUNDS = 2
+_SMALLEST = 1e-30
+"""Weights below it are 0 beside any step that float16 holds, and the inverse of smaller ones may be infinite."""
 
 
 def search(weight: Tensor, grid: Grid, importance: Tensor | None = None) -> Steps:
@@ -34,7 +36,10 @@ def search(weight: Tensor, grid: Grid, importance: Tensor | None = None) -> Step
     if flat is None or not bool(flat.sum() > 0):
         flat = torch.ones(columns)
     flat = flat / flat.mean() + 1e-6  # inputs that were always 0 still get near codes
-    found = [_search(weight[first : first + step].float(), grid, flat) for first in range(0, rows, step)]
+    found = []
+    for first in range(0, rows, step):
+        some = weight[first : first + step].float()
+        found.append(_search(torch.where(some.abs() < _SMALLEST, 0.0, some), grid, flat))
 
     def joined(name: str) -> Tensor | None:
         parts = [getattr(one, name) for one in found]

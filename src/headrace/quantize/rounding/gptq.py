@@ -3,6 +3,7 @@ are left take up the error that each one makes in the product with the calibrati
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -107,10 +108,12 @@ def _factor_of_inverse(hessian: Tensor, diagonal: Tensor) -> Tensor | None:
 
 def relative_error(weight: Tensor, rounded: Tensor, hessian: Tensor | None) -> float:
     """|rounded x - weight x| / |weight x| over the calibration inputs x, whose mean x x^T is the Hessian; without one,
-    of the weights themselves."""
+    of the weights themselves. Infinite where either is too large for the arithmetic."""
     if hessian is None:
         lost, whole = (float(one.square().sum()) for one in (rounded - weight, weight))
     else:
         power = hessian.to(weight.dtype)
         lost, whole = (float(((one @ power) * one).sum()) for one in (rounded - weight, weight))
+    if not math.isfinite(lost) or not math.isfinite(whole):
+        return math.inf
     return max(0.0, lost / whole) ** 0.5 if whole > 0 else 0.0

@@ -193,9 +193,11 @@ def _whole_range(groups: Tensor, scheme: Scheme, part: float) -> tuple[Tensor, T
 
 
 def stored(scales: Tensor, scheme: Scheme) -> Tensor:
-    """Rounded to the stored type, before codes are chosen: so rounding a scale adds almost no error."""
+    """Rounded to the stored type, before codes are chosen: so rounding a scale adds almost no error. One whose inverse
+    is infinite is 0."""
     limited = scales.clamp(-LARGEST_SCALE, LARGEST_SCALE)
-    return limited.to(SCALE_TYPES[scheme.scale]).to(scales.dtype) + 0.0  # no -0
+    rounded = limited.to(SCALE_TYPES[scheme.scale]).to(scales.dtype) + 0.0  # no -0
+    return torch.where(rounded.abs() < torch.finfo(torch.float32).tiny, 0.0, rounded)
 
 
 def _error(groups: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, power: Tensor | None) -> Tensor:
