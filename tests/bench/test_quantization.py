@@ -36,6 +36,10 @@ def test_variants_are_options_of_the_command() -> None:
         (["--variants", "gptq:4:auto"], "--group-size must be 16 to 256"),
         (["--variants", "rtn:4", "-m", "shape:tiny"], "shape:tiny has random weights"),
         (
+            ["--variants", "rtn:4", "--eval-data", "/dev/null"],
+            "/dev/null is read for each variant: give a file",
+        ),
+        (
             ["--variants", "rtn:4", "--eval-data", "data.txt", "-m", "shape:tiny"],
             "shape:tiny has random weights",
         ),
