@@ -242,7 +242,7 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
 
 // Rows up to which a pass waits for memory; products limit more rows of short codes.
 template <class Format>
-constexpr int kWaitingRows = bytes_of_feature<Format>() > 8 ? 2 * kDirectRows : kDirectRows;
+constexpr int kWaitingRows = bytes_of_feature<Format>() > 8 ? 2 * kDirectRows : kDirectRows + 2;
 
 template <class Format, int kLeast, int R, int P>
 HEADRACE_INLINE void direct_tile_of(const DirectTile& tile, int rows) {  // for kLeast to R rows
