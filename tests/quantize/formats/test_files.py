@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ModelError
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
 from headrace.quantize.formats.files import check_absent, open_unfinished
@@ -237,3 +237,18 @@ if __name__ == "__main__":  # a command that ends at once before a change of the
     for change in CHANGES:
         setattr(os, change, wrap(getattr(os, change)))
     sys.exit(main(sys.argv[2:]))
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_what_is_packed_as_well_needs_room_before_the_work(
+    copies: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: used._replace(free=3 << 20))
+    with open_unfinished(tmp_path / "out", copies) as place:
+        if copies == 1:
+            place.start("key", 3 << 19)
+        else:
+            with pytest.raises(ModelError, match="but its disk has"):
+                place.start("key", 3 << 19)
+        place.discard()

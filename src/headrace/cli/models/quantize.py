@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     measured_on = _measured_on(args, source, given)
     texts = _texts(args, source, spec.max_position, given) if args.samples and source.path is not None else []
 
-    with open_unfinished(args.output) as place:
+    with open_unfinished(args.output, copies=2 if packed else 1) as place:
 
         def make(options: QuantizeOptions | GGUFOptions) -> Report:
             with ProgressBar("quantising", "step") as bar:

@@ -44,8 +44,8 @@ class Unfinished:
     `folder` in their place.
     """
 
-    def __init__(self, folder: Path, path: Path) -> None:
-        self.folder, self.path = folder, path
+    def __init__(self, folder: Path, path: Path, copies: int = 1) -> None:
+        self.folder, self.path, self._copies = folder, path, copies
         self.files, self.layers, self.packed = path / _FILES, path / _LAYERS, path / _PACKED
         self.state = _read_state(path)
 
@@ -70,7 +70,7 @@ class Unfinished:
                 path.unlink()
             elif path.is_file():
                 there += path.stat().st_size
-        free = shutil.disk_usage(self.path).free
+        size, free = size * self._copies, shutil.disk_usage(self.path).free
         if size - there + _MARGIN > free:
             raise ModelError(
                 f"{self.folder} needs {size / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free"
@@ -104,9 +104,10 @@ def resume_key(source: ModelSource, options: DataclassInstance, texts: Sequence[
 
 
 @contextmanager
-def open_unfinished(folder: Path) -> Iterator[Unfinished]:
+def open_unfinished(folder: Path, copies: int = 1) -> Iterator[Unfinished]:
     """Where `folder` is made. Its name is there when `Unfinished.commit` has been called, and what was finished until
-    an exception or a kill is kept for the next try.
+    an exception or a kill is kept for the next try. copies: of what is written, as many as the disk needs room for: 2
+    where it is packed as well.
 
     Raises ConfigError where the folder cannot be made, is there, or another process writes it, and ModelError where it
     cannot be written, as where the disk is full.
@@ -116,7 +117,7 @@ def open_unfinished(folder: Path) -> Iterator[Unfinished]:
     held = _claim(folder, path)
     try:
         check_absent(folder)  # another process may have finished it meanwhile
-        yield Unfinished(folder, path)
+        yield Unfinished(folder, path, copies)
     except OSError as error:
         why = "its disk is full" if error.errno in _FULL else error.strerror or str(error)
         raise ModelError(
