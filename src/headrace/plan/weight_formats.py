@@ -64,12 +64,14 @@ def weight_formats(
     decoded: list[tuple[str, str]] = []
     positions = {op.weights[0].name for op in program.of_kind("embed") if op.attributes.positions}
     for weight in program.weights:
-        found = {stored.get(name) for one in weight.each() for name, _ in one.parts[:1]}
+        # Tensors of one product are stored alike, but experts may differ: each part of each is looked up.
+        found = list(dict.fromkeys(stored.get(name) for one in weight.each() for name, _ in one.parts))
         codes = next((one for one in found if one is not None), None)
         if codes is None or weight.exact or weight.in_heads is not None:
             continue
+        alike = len(found) == 1
         acts = "int8" if weight.kind == "table" else activations  # tables meet none
-        packed = native_format(codes, acts) if len(found) == 1 else None
+        packed = native_format(codes, acts) if alike else None
         if packed is not None and packed.ordered and weight.experts is not None:
             packed = None  # the product of each expert would need the token in an order of its own
         if weight.name in positions:
@@ -79,7 +81,8 @@ def weight_formats(
         else:
             decoded.append((weight.name, codes.name))
         if packed is not None or weight.kind != "table":
-            others.append((weight.name, packed or float_format(codes, dtype)))
+            floats = float_format(codes, dtype) if alike else dense_format(dtype)
+            others.append((weight.name, packed or floats))
     return WeightFormats(usual, tuple(others), frozenset(kept), tuple(decoded), exact)
 
 

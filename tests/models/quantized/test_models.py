@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from tests import needs
 
@@ -228,6 +229,34 @@ def test_parts_of_different_formats_are_matrices_of_their_own(tmp_path: Path) ->
     assert plan.spec.codes is not None and {one.bits for _, one in plan.spec.codes.formats} == {4, 8}
     theirs = expected_logits(model, prompt())
     assert error(logits(tmp_path, prompt()), theirs) < 1e-2
+
+
+def test_one_expert_may_be_stored_otherwise_than_all_others(tmp_path: Path) -> None:
+    """A product of experts has one format: where the part of one has another one, it is decoded to floats."""
+    case = FAMILIES["qwen3-moe-normalized"]
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "num_hidden_layers": 1}
+    replace(case, fields={**case.fields, **sizes}).build(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    draw, odd = np.random.default_rng(4), "model.layers.0.mlp.experts.2.up_proj"
+    four, eight = CASES["gptq-4"], CASES["gptq-8"]
+    codes: dict[str, torch.Tensor | None] = {}
+    floats: dict[str, torch.Tensor | None] = {}
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        module = name.removesuffix(".weight")
+        rows, columns = tensors[name].shape
+        parts, weights = (eight if module == odd else four).pack(rows, columns, draw)
+        codes |= {name: None, **{module + suffix: part for suffix, part in parts.items()}}
+        floats[name] = weights
+    change(tmp_path, floats)
+    expected = logits(tmp_path, prompt())
+    change(tmp_path, codes)
+    describe(tmp_path, quantization_config={**four.config, "dynamic": {"+:.*experts.2.up_proj": {"bits": 8}}})
+    plan, loaded = load(tmp_path)
+    assert loaded.matrices["0.experts_gate_up"].format == "f32"
+    assert loaded.matrices["0.experts_down"].format == "int4-g32-a16"
+    assert plan.resolved.weight_formats is not None
+    assert [name for name, _ in plan.resolved.weight_formats.decoded] == ["0.experts_gate_up"]
+    assert error(logits(tmp_path, prompt()), torch.from_numpy(expected)) < 5e-2
 
 
 def test_parts_of_different_activation_orders_are_matrices_of_their_own(tmp_path: Path) -> None:
