@@ -19,10 +19,14 @@ from headrace.models.source import BUNDLED_FOLDER
 
 TALE = BUNDLED_FOLDER / "tale"
 
+ALWAYS: Mapping[str, object] = {
+    "model": "tale", "num_threads": 1, "num_kv_blocks": 64, "dtype": "bfloat16",  # not the type that this CPU prefers
+}  # fmt: skip
+
 
 def root(**options: object) -> bytes:
     """The parent of all first blocks of an engine's sequences."""
-    config = EngineConfig.from_kwargs(**{"model": "tale", "num_threads": 1, "num_kv_blocks": 64, **options})
+    config = EngineConfig.from_kwargs(**{**ALWAYS, **options})
     return assemble(config).engine.scheduler.kv.keys("").root
 
 
