@@ -377,6 +377,7 @@ class ModelSpec:
     matrix_dtype: str | None = (
         None  # type of all matrices that are stored as floats, where the files were read
     )
+    exact_dtype: str | None = None  # the same of those that are multiplied in float32, as routers are
     codes: StoredCodes | None = None  # the others
     packed: WeightFormats | None = None  # how a packed folder holds all matrices
     packed_names: tuple[str, ...] = ()  # of those matrices, which say whether q, k and v are one

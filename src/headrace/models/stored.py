@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.models.families import read_spec, weight_names
 from headrace.models.family_checkpoint import open_checkpoint
+from headrace.models.names import WeightNames
 from headrace.models.packed.header import is_packed, read_header
 from headrace.models.quantized.matrices import find_coded, ignored_tensors
 from headrace.models.quantized.methods import quantization_of, read_method
@@ -17,10 +18,13 @@ from headrace.models.spec import ModelSpec, StoredCodes
 from headrace.models.weight_files import CodedMatrix, WeightFiles, row_runs
 from headrace.models.weights import check_tensors
 from headrace.program.lower import lower
+from headrace.program.records import Program
 from headrace.quant.format import Activations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_SHORT = {"F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class StoredWeights:
 
     method: the name of the codes' method. activations: how its own runs encode activations, where it says so.
     by_rows: the files decode codes themselves, any run of rows. widened: those of `coded` that are needed as floats
-    too, because they are looked up by row.
+    too, because they are looked up by row. exact_dtype: the narrowest type that holds every matrix that is multiplied
+    in float32, which GGUF files have in float32 whatever type the others are of; None: there are none.
     """
 
     checkpoint: WeightFiles
@@ -39,6 +44,7 @@ class StoredWeights:
     activations: Activations | None = None
     by_rows: bool = False
     widened: Collection[str] = ()
+    exact_dtype: str | None = None
 
     @property
     def parts(self) -> frozenset[str]:
@@ -90,9 +96,13 @@ def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
     """
     if source.opened is not None:
         return source.opened
-    assert source.path is not None
     names = weight_names(spec)
     program = lower(spec, names)
+    weights = _find_weights(source, program, names)
+    return replace(weights, exact_dtype=_exact_dtype(weights.checkpoint, program))
+
+
+def _find_weights(source: ModelSource, program: Program, names: WeightNames) -> StoredWeights:
     if source.files is not None:
         check_tensors(source.files, program, names)
         coded = source.files.coded()
@@ -103,6 +113,7 @@ def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
         return StoredWeights(
             source.files, source.files.method, coded, activations="int8", by_rows=True, widened=widened
         )
+    assert source.path is not None
     checkpoint = open_checkpoint(source.path, source.config)
     named = quantization_of(source.config, source.path)
     method = None if named is None else read_method(*named)
@@ -115,6 +126,14 @@ def open_weights(source: ModelSource, spec: ModelSpec) -> StoredWeights:
     )
     check_tensors(checkpoint, program, names, stored.coded, stored.parts | {*ignored})
     return stored
+
+
+def _exact_dtype(files: WeightFiles, program: Program) -> str | None:
+    names = (name for weight in program.weights if weight.exact for name, _ in weight.parts)
+    types = {entry.dtype for name in names if (entry := files.entry(name)) is not None}
+    if not types:
+        return None
+    return _SHORT.get(types.pop(), "float32") if len(types) == 1 else "float32"
 
 
 def stored_spec(source: ModelSource) -> ModelSpec:
@@ -143,5 +162,6 @@ def stored_spec(source: ModelSource) -> ModelSpec:
     return replace(
         spec,
         matrix_dtype=weights.checkpoint.matrix_dtype(weights.parts.difference(weights.widened)),
+        exact_dtype=weights.exact_dtype,
         codes=StoredCodes(weights.method, formats, weights.activations) if formats else None,
     )

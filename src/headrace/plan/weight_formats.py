@@ -89,7 +89,7 @@ def weight_formats(
 def _exact(spec: ModelSpec, program: Program, dtype: str) -> tuple[tuple[str, WeightFormat], ...]:
     """The formats of the matrices that are floats always, or multiplied in float32 even."""
     stored = {} if spec.codes is None else dict(spec.codes.formats)
-    floats = dense_format("float32", spec.stored_dtype)
+    floats = dense_format("float32", spec.exact_dtype or spec.stored_dtype)
     formats: list[tuple[str, WeightFormat]] = []
     for weight in program.weights:
         codes = next((stored[name] for name, _ in weight.parts if name in stored), None)

@@ -23,6 +23,7 @@ from headrace.models.names import HF_NAMES
 from headrace.models.source import is_at_hand, resolve_model
 from headrace.models.stored import open_weights, stored_spec
 from headrace.models.tensor_sources import CheckpointTensors
+from headrace.plan.weight_formats import weight_formats
 from headrace.program.lower import lower
 from headrace.quant.block_formats import BLOCK_CODES
 from headrace.quant.coded import dequantize as dequantize_coded
@@ -195,6 +196,20 @@ def test_a_mixture_has_a_matrix_for_each_expert(tmp_path: Path) -> None:
     weights = load_weights(source, stored_spec(source), dtype=torch.float32)
     assert weights.matrices["1.experts_down"].weight.shape == (4, HIDDEN, 64)
     assert weights.matrices["1.router"].weight.shape == (4, HIDDEN)
+
+
+@pytest.mark.parametrize(("kind", "packed"), [(1, "f16"), (30, "bf16-a32")])
+def test_routers_keep_the_float32_of_files_of_16_bits(kind: int, packed: str, tmp_path: Path) -> None:
+    file = mixture()
+    routers = {name for name in dict(file.tensors) if name.endswith("ffn_gate_inp.weight")}
+    file.tensors = {
+        name: tensor if len(tensor.shape) == 1 or name in routers else Tensor(tensor.shape, kind)
+        for name, tensor in dict(file.tensors).items()
+    }
+    spec = stored_spec(resolve_model(str(file.write(tmp_path / "m.gguf"))))
+    formats = weight_formats(spec, lower(spec), "float32", None)
+    assert formats is not None
+    assert (formats.of("0.experts_down").name, formats.of("0.router").name) == (packed, "f32")
 
 
 def test_gates_of_experts_may_be_in_one_tensor_with_what_they_multiply(tmp_path: Path) -> None:
