@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UnsupportedModel
+from headrace.models.config_reader import ConfigReader
+from headrace.models.quantized.compressed import read_compressed
+from headrace.models.quantized.fp8 import read_fp8
 from headrace.models.quantized.patterns import MAX_LENGTH, matches
+from tests.work import growth, lines_run
 
 NAMES = [
     "",
@@ -77,3 +82,33 @@ def test_refused(pattern: str, words: str) -> None:
 def test_no_pattern_backtracks(pattern: str) -> None:
     """In `re` each of these would take longer than the test may."""
     assert not matches(pattern, "a" * 60)
+
+
+def test_the_names_of_a_mixture_take_few_lines_a_character() -> None:
+    """All of its experts are looked up in every pattern."""
+    names = [f"model.layers.{at % 9}.mlp.experts.{at}.up_proj" for at in range(100)]
+    pattern = r".*\.mlp\.(gate|up|gate_up|down)_proj.*"
+    work = lines_run(lambda: [matches(pattern, name) for name in names])
+    assert work < 12 * sum(map(len, names))
+
+
+def _look_up_groups(count: int) -> None:
+    """As many modules as the config has targets, as folders have them that `headrace quantize --method auto` wrote."""
+    modules = [f"model.layers.0.mlp.experts.{at}.up_proj" for at in range(count)]
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+    group = {"targets": modules, "weights": weights, "format": "pack-quantized"}
+    method = read_compressed(ConfigReader({"config_groups": {"one": group}, "ignore": modules[:1]}))
+    assert [method.layout(module) is None for module in modules] == [True] + [False] * (count - 1)
+
+
+def _look_up_exceptions(count: int) -> None:
+    excluded = [f"layers.{at}.mlp.gate" for at in range(count)]
+    method = read_fp8(ConfigReader({"modules_to_not_convert": [*excluded, "visual"]}))
+    assert all(method.layout(f"model.{one}") is None for one in excluded)
+    assert method.layout("model.visual.up_proj") is None
+    assert method.layout("model.layers.1.mlp.gate_proj") is not None
+
+
+@pytest.mark.parametrize("look_up", [_look_up_groups, _look_up_exceptions])
+def test_work_grows_with_the_modules_and_not_with_their_square(look_up: Callable[[int], None]) -> None:
+    assert growth(look_up, 50) < 6

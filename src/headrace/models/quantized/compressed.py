@@ -33,7 +33,7 @@ from headrace.models.quantized.layout import (
     order_number,
     sort_by_group,
 )
-from headrace.models.quantized.patterns import check_patterns, matches
+from headrace.models.quantized.patterns import ModuleNames, check_patterns
 from headrace.quant.code_format import MAX_GROUP, CodeFormat
 from headrace.quant.coded import Coded
 from headrace.quant.format import Scale, Table
@@ -195,13 +195,14 @@ def _unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Targets of a config group, and how their weights are stored; None: as floats."""
+    """Targets of a config group, and how their weights are stored; None: as floats. all: it has any module."""
 
-    targets: tuple[str, ...]
+    targets: ModuleNames
+    all: bool
     layout: Compressed | None
 
     def holds(self, module: str) -> bool:
-        return any(target == "Linear" or _means(target, module) for target in self.targets)
+        return self.all or module in self.targets
 
 
 def read_compressed(config: ConfigReader) -> Method:
@@ -221,23 +222,20 @@ def read_compressed(config: ConfigReader) -> Method:
         )
     usual = config.text("format", "")
     groups = [_read_group(table, name, usual) for name in table.fields]
-    ignored = config.names("ignore")
-    names = [*ignored, *(name for group, _ in groups for name in group.targets)]
-    check_patterns(name[3:] for name in names if name.startswith("re:"))
+    ignored = ModuleNames(config.names("ignore"))
+    check_patterns(
+        one for names in (ignored, *(group.targets for group, _ in groups)) for one in names.patterns
+    )
 
     def of_module(module: str) -> Layout | None:
-        if any(_means(name, module) for name in ignored):
+        if module in ignored:
             return None
         named = [group for group, _ in groups if group.holds(module)]
-        exact = [group for group in named if "Linear" not in group.targets]
+        exact = [group for group in named if not group.all]
         return (exact or named)[0].layout if named else None
 
     integers = any(eight for _, eight in groups)
     return Method("compressed-tensors", of_module, "int8" if integers else None, IGNORED)
-
-
-def _means(name: str, module: str) -> bool:
-    return matches(name[3:], module) if name.startswith("re:") else name == module
 
 
 def _read_group(table: ConfigReader, name: str, usual: str) -> tuple[_Group, bool]:
@@ -252,14 +250,15 @@ def _read_group(table: ConfigReader, name: str, usual: str) -> tuple[_Group, boo
         and inputs.integer("num_bits", 1, 16, 8) == 8
     )
     targets = config.names("targets")
+    named, every = ModuleNames(targets), "Linear" in targets
     if weights is None:
-        return _Group(targets, None), eight
+        return _Group(named, every, None), eight
     kind = config.text("format", usual)
     if kind not in FORMATS:
         raise UnsupportedModel(
             f"format {kind!r:.80} in {config.where} is not supported, only {', '.join(FORMATS)}"
         )
-    return _Group(targets, _read_weights(weights, kind)), eight
+    return _Group(named, every, _read_weights(weights, kind)), eight
 
 
 def _read_weights(config: ConfigReader, kind: str) -> Compressed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headrace.errors import CheckpointError, UnsupportedModel
 from headrace.models.config_reader import ConfigReader
-from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, names_module
+from headrace.models.quantized.layout import FLOATS, Layout, Matrix, Method, Stored, groups_of, naming_modules
 from headrace.models.quantized.patterns import MAX_LENGTH
 from headrace.quant.code_format import MAX_GROUP, CodeFormat
 from headrace.quant.coded import Coded
@@ -88,15 +88,14 @@ def _method(config: ConfigReader, excluded: Sequence[str]) -> Method:
         if len(key) > MAX_LENGTH:
             raise UnsupportedModel(f"the pattern {key!r:.80} in {config.where} is longer than {MAX_LENGTH}")
 
+    shells = [key for key in excluded if "*" in key]  # ModelOpt's lists have shell patterns
+    means = naming_modules(key for key in excluded if "*" not in key)
+
     def of_module(module: str) -> Layout | None:
-        return None if any(_means(key, module) for key in excluded) else layout
+        out = means(module) or any(fnmatch.fnmatchcase(module, key) for key in shells)
+        return None if out else layout
 
     return Method("fp8", of_module, ignored=IGNORED)
-
-
-def _means(key: str, module: str) -> bool:
-    """ModelOpt's lists have shell patterns."""
-    return fnmatch.fnmatchcase(module, key) if "*" in key else names_module(key, module)
 
 
 def _read_block(config: ConfigReader) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -137,11 +137,21 @@ def groups_of(columns: int, group: int | None) -> int:
     return 1 if group is None else -(-columns // group)
 
 
-def names_module(key: str, module: str) -> bool:
-    """Whether a name of a config's list of modules means `module`: the name itself, or a run of its dotted parts."""
-    return f".{key.strip('.')}." in f".{module}."
+def naming_modules(keys: Iterable[str]) -> Callable[[str], bool]:
+    """Whether one of the names of a config's list means a module: the name itself, or a run of its dotted parts."""
+    named = frozenset(key.strip(".") for key in keys)
+    return lambda module: not named.isdisjoint(_runs(module))
 
 
-def except_modules(layout: Layout, excluded: Collection[str]) -> Callable[[str], Layout | None]:
+def _runs(module: str) -> Iterator[str]:
+    """All runs of a name's parts: few, where a list may have thousands of names."""
+    parts = module.split(".")
+    for first in range(len(parts)):
+        for last in range(first + 1, len(parts) + 1):
+            yield ".".join(parts[first:last])
+
+
+def except_modules(layout: Layout, excluded: Iterable[str]) -> Callable[[str], Layout | None]:
     """A `Method.layout`: the same for all modules but those that these names mean."""
-    return lambda module: None if any(names_module(key, module) for key in excluded) else layout
+    means = naming_modules(excluded)
+    return lambda module: None if means(module) else layout

@@ -1,13 +1,14 @@
 """Regular expressions of checkpoints' configs, matched in time linear in the name.
 
 A config names modules by patterns such as `re:.*self_attn\\.(q|k)_proj$`. Python's own engine backtracks, so that a
-hostile pattern could run for years; here a pattern is a finite automaton (Thompson 1968), whose size is bounded.
+hostile pattern could run for years; here a pattern is a finite automaton (Thompson 1968), whose size is bounded. Its
+deterministic form is made as far as names need it: those of a mixture's matrices are tens of thousands, and alike.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from headrace.errors import UnsupportedModel
 
@@ -17,6 +18,10 @@ MAX_STATES = 1000
 """Of one pattern."""
 MAX_STATES_OF_CONFIG = 20_000
 MAX_DEPTH = 20
+_KEPT = 64
+"""Steps of a pattern's automaton that are remembered, and the states in what they lead to, for each of its states."""
+PATTERN = "re:"
+"""What a pattern in a list of names begins with."""
 
 _CLASSES: dict[str, Callable[[str], bool]] = {
     "d": str.isdigit,
@@ -38,6 +43,21 @@ def matches(pattern: str, name: str) -> bool:
     return _compile(pattern).matches(name)
 
 
+class ModuleNames:
+    """A config's list of modules, `module in names`: their names, or PATTERN and a pattern.
+
+    patterns: without PATTERN.
+    """
+
+    def __init__(self, listed: Iterable[str]) -> None:
+        listed = tuple(listed)
+        self._exact = frozenset(name for name in listed if not name.startswith(PATTERN))
+        self.patterns = tuple(name.removeprefix(PATTERN) for name in listed if name.startswith(PATTERN))
+
+    def __contains__(self, module: str) -> bool:
+        return module in self._exact or any(matches(pattern, module) for pattern in self.patterns)
+
+
 def check_patterns(patterns: Iterable[str]) -> None:
     """Raise UnsupportedModel for patterns that `matches` would refuse, and for too many of them."""
     states = 0
@@ -56,6 +76,9 @@ def _compile(pattern: str) -> _Automaton:
     return _Parser(pattern).automaton()
 
 
+_DONE = frozenset((-1,))
+"""In place of states: the pattern has matched."""
+
 Fragment = tuple[int, int]
 """First and last state of a part of the automaton; the last one has no way out yet."""
 
@@ -68,6 +91,8 @@ class _Automaton:
         self.next: list[list[int]] = []
         self.anchors: list[str] = []  # "^" or "$" where the state may only be passed there
         self.start = self.end = 0
+        self._steps: dict[tuple[frozenset[int], str, bool], frozenset[int]] = {}
+        self._room = 0
 
     def state(self, test: Callable[[str], bool] | None = None, anchor: str = "") -> int:
         if len(self.tests) >= MAX_STATES:
@@ -78,27 +103,47 @@ class _Automaton:
         return len(self.tests) - 1
 
     def matches(self, name: str) -> bool:
-        active = self._closure([self.start], name, 0)
-        for at, character in enumerate(name):
-            if self.end in active:
+        states = frozenset((self.start,))
+        for at, character in enumerate((*name, "")):
+            step = (states, character, at == 0)
+            found = self._steps.get(step)
+            if found is None:
+                found = self._remember(step, self._after(states, character, at))
+            if found is _DONE:
                 return True
-            stepped = [
-                after
-                for state in active
-                if (test := self.tests[state]) is not None and test(character)
-                for after in self.next[state]
-            ]
-            active = self._closure(stepped, name, at + 1)
-        return self.end in active
+            if not found:
+                break
+            states = found
+        return False
 
-    def _closure(self, states: list[int], name: str, at: int) -> set[int]:
+    def _after(self, states: Collection[int], character: str, at: int) -> frozenset[int]:
+        """The states after a character, "" for the end of the name; _DONE where the pattern has matched before it."""
+        active = self._closure(states, at_start=at == 0, at_end=not character)
+        if self.end in active:
+            return _DONE
+        return frozenset(
+            after
+            for state in active
+            if character and (test := self.tests[state]) is not None and test(character)
+            for after in self.next[state]
+        )
+
+    def _remember(self, step: tuple[frozenset[int], str, bool], found: frozenset[int]) -> frozenset[int]:
+        if self._room < 0:
+            self._steps.clear()
+            self._room = _KEPT * len(self.tests)
+        self._room -= 1 + len(found)
+        self._steps[step] = found
+        return found
+
+    def _closure(self, states: Collection[int], *, at_start: bool, at_end: bool) -> set[int]:
         """The states that are reached from `states` without a character."""
         found: set[int] = set()
         open_ = list(states)
         while open_:
             state = open_.pop()
             anchor = self.anchors[state]
-            if state in found or (anchor == "^" and at > 0) or (anchor == "$" and at < len(name)):
+            if state in found or (anchor == "^" and not at_start) or (anchor == "$" and not at_end):
                 continue
             found.add(state)
             if self.tests[state] is None:
