@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import save_file
 
 from headrace.cli import main
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UnsupportedModel
 from headrace.gguf.files import GGUFModel
 from headrace.gguf.types import TYPES
 from headrace.models.families import read_spec, weight_names
@@ -29,7 +29,10 @@ from headrace.quantize.gguf.layouts import LAYOUTS
 from headrace.quantize.gguf.mixes import MIXES, find_mix, fitting
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.run import GGUFOptions, quantize_gguf
+from headrace.quantize.gguf.vocabulary import vocabulary_metadata
 from headrace.quantize.options import Report
+from headrace.text.gguf.build import settings_from_metadata
+from headrace.text.tokenizer import Tokenizer
 from headrace.text.tokenizer_source import open_tokenizer
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, write
@@ -348,6 +351,19 @@ def test_settings_without_a_key_are_refused_before_texts_are_read(
     assert main(["quantize", str(tmp_path / "model"), *words]) == 1
     assert "no key of the format holds its layers" in " ".join(capsys.readouterr().err.split())
     assert {one.name for one in tmp_path.iterdir()} == {"model", "few.txt"}
+
+
+def test_every_token_that_ends_a_text_is_written(tmp_path: Path) -> None:
+    """There are keys for three. More are kept where readers know them by their text, and else refused."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TALE / name, tmp_path)
+    config = tmp_path / "generation_config.json"
+    config.write_text(json.dumps({"eos_token_id": [1, 20, 30]}))
+    metadata = vocabulary_metadata(tmp_path, 2048)
+    assert settings_from_metadata(metadata).eos_ids == Tokenizer.from_folder(tmp_path).eos_ids == {1, 20, 30}
+    config.write_text(json.dumps({"eos_token_id": [1, 20, 30, 40]}))
+    with pytest.raises(UnsupportedModel, match=r"and the model in .* has tokens 30, 40 besides two others"):
+        vocabulary_metadata(tmp_path, 2048)
 
 
 @pytest.mark.parametrize("name", [*GRIDS])

@@ -11,7 +11,7 @@ import tokenizers
 
 from headrace.errors import TokenizerError, UnsupportedModel
 from headrace.gguf.writer import Value
-from headrace.text.gguf.build import tokenizer_from_metadata
+from headrace.text.gguf.build import settings_from_metadata, tokenizer_from_metadata
 from headrace.text.gguf.pretokenizers import PRE_TOKENIZERS
 from headrace.text.gguf.vocabulary import TokenType
 from headrace.text.tokenizer import Tokenizer
@@ -69,6 +69,7 @@ def vocabulary_metadata(folder: Path, size: int) -> dict[str, Value]:
     for one in candidates:
         metadata: dict[str, Value] = {**one, **found}
         if _agree(metadata, original):
+            metadata |= _last_end(metadata, original, folder)
             return metadata | _templates(read_tokenizer_files(folder).chat_templates)
     raise UnsupportedModel(
         f"no pre-tokenizer that GGUF files name gives the same tokens as the tokenizer of {folder}: --format "
@@ -130,6 +131,19 @@ def _ends(original: Tokenizer) -> dict[str, Value]:
     found["tokenizer.ggml.add_bos_token"] = bool(empty) and empty[0] == original.bos_id
     found["tokenizer.ggml.add_eos_token"] = bool(empty) and empty[-1] == original.eos_id
     return found
+
+
+def _last_end(metadata: Mapping[str, Value], original: Tokenizer, folder: Path) -> dict[str, Value]:
+    """The key of a token that ends a text and that readers do not know by the others or by its text. Raises
+    UnsupportedModel for more than one."""
+    missing = sorted(original.eos_ids - settings_from_metadata(metadata).eos_ids)
+    if len(missing) > 1:
+        shown = ", ".join(map(str, missing[:8]))
+        raise UnsupportedModel(
+            f"GGUF files name three tokens that end a text, and the model in {folder} has tokens {shown} besides two "
+            "others: --format compressed-tensors keeps its configs as they are"
+        )
+    return {"tokenizer.ggml.eom_token_id": missing[0]} if missing else {}
 
 
 def _splits_alike(whole: Mapping[str, Any], name: str) -> bool:
