@@ -16,6 +16,7 @@ from headrace.cli import main
 from headrace.errors import ModelError
 from headrace.evaluation.measures import Agreement, Divergence, Perplexity
 from headrace.evaluation.quality import FILES, Limits, Quality, write_quality
+from headrace.models.safetensors_reader import SafetensorsFile
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
 from headrace.quantize.bits.auto import GROUPS, width_table
@@ -23,6 +24,7 @@ from headrace.quantize.bits.ladder import FolderPlan, Step, folder_plan
 from headrace.quantize.gate import GGUFPlan, LimitsNotMet, within_limits
 from headrace.quantize.gguf.run import GGUFOptions
 from headrace.quantize.options import QuantizeOptions, Report, Width
+from headrace.quantize.run import quantize
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, write
 
@@ -127,6 +129,19 @@ def test_ladders_are_what_the_format_holds(options: dict[str, Any], bits: list[i
     if "widths" in options:
         assert [one.width for one in plan.ladders["0.qkv"][:2]] == [Width(2, 16), Width(3, 16)]
         assert len(plan.ladders["head"]) == 3 and plan.ladders["head"][-1].size > 64 * 2048
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_heads_get_more_bits_whether_they_are_the_embeddings_or_not(tied: bool, tmp_path: Path) -> None:
+    write(tmp_path, CONFIGS["mistral"] | {"num_hidden_layers": 1, "tie_word_embeddings": tied})
+    source = resolve_model(str(tmp_path))
+    spec = stored_spec(source)
+    plan = folder_plan(source, spec, QuantizeOptions("rtn", 3, 32, head=True), None)
+    wider = plan.widened({"head": 0.9, "0.down": 0.1}, 0.5)
+    assert wider is not None and wider.wide == (("head", "4 bits, groups of 32"),)
+    quantize(source, spec, wider.options, (), tmp_path / "out", num_threads=1)
+    stored = SafetensorsFile(tmp_path / "out" / "model-00003-of-00003.safetensors")
+    assert stored.entries["lm_head.weight_packed"].shape == (2048, 64 * 4 // 32)
 
 
 def test_rounds_go_on_until_the_limits_are_met() -> None:

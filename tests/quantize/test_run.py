@@ -258,6 +258,19 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("how", [[], ["--method", "auto", "--size", "1MiB"]])
+def test_tokens_that_the_model_does_not_have_are_refused(
+    how: list[str], tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    write(model, CONFIGS["mistral"] | {"num_hidden_layers": 1, "vocab_size": 1000})
+    words = [*how, "--group-size", "32", "--samples", "8"]
+    assert main(["quantize", str(model), "-o", str(tmp_path / "out"), *words]) == 1
+    assert "outside the model's vocabulary of 1000 ids" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_the_model_is_the_one_in_the_folder_that_was_named(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

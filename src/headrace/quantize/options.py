@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import ConfigError
+from headrace.models.spec import ModelSpec
 from headrace.quantize.formats.integers import check_format
 from headrace.quantize.methods.smoothquant import STRENGTH
 from headrace.quantize.methods.table import METHODS
@@ -111,6 +112,16 @@ def check_texts(method: str, count: int) -> None:
     """Raises ConfigError where a method that needs calibration texts has none."""
     if not count:
         raise ConfigError(f"{method} needs calibration texts: give --samples of at least 1")
+
+
+def check_tokens(texts: Sequence[Sequence[int]], spec: ModelSpec) -> None:
+    """Raises ConfigError where a text has a token that the model does not have."""
+    most = max((max(one) for one in texts if one), default=0)
+    if most >= spec.vocab_size:
+        raise ConfigError(
+            f"the calibration texts have the token id {most}, which is outside the model's vocabulary of "
+            f"{spec.vocab_size} ids: its tokenizer is another model's"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from headrace.quantize.formats.files import Unfinished, open_unfinished, write_t
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import check_finite, floats_of, mean_error, stacked
 from headrace.quantize.methods.table import Inputs
-from headrace.quantize.options import HEAD, QuantizeOptions, Report, check_texts
+from headrace.quantize.options import HEAD, QuantizeOptions, Report, check_texts, check_tokens
 from headrace.quantize.rounding.gptq import relative_error
 
 
@@ -80,6 +80,7 @@ def quantize_into(
     job = open_job(source, spec, options)
     if options.calibrated:
         check_texts(options.method, len(texts))
+    check_tokens(texts, spec)
     place.start(job.key(texts), job.size)
     known = place.state.get("report")
     return _Run(job, texts, place, progress).run() if known is None else Report.from_json(known)
@@ -180,7 +181,7 @@ class _Run:
             hessians.record(head.name, [self._walk.states(weights)])
         tensors, errors = self._encode([head], weights, hessians)
         write_tensors(self._folder / self._shards[len(self._job.segments)], tensors)
-        return {HEAD: errors[head.name]}
+        return errors
 
     def _rotate(self, segment: Segment, weights: Weights) -> None:
         if segment.layer is None:

@@ -16,7 +16,7 @@ from headrace.quantize.bits.sensitivity import Part, measure
 from headrace.quantize.folder_size import folder_size
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import floats_of
-from headrace.quantize.options import QuantizeOptions, Width, check_texts
+from headrace.quantize.options import QuantizeOptions, Width, check_texts, check_tokens
 from headrace.quantize.rounding.scheme import BITS, Scheme, rtn
 
 GROUPS = (32, 64, 128)
@@ -40,6 +40,7 @@ def width_table(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     check_texts("auto", len(texts))
+    check_tokens(texts, spec)
     job = Job(source, spec, replace(options, widths=()), floats_of(source, spec))
     widths = [Width(bits, group) for bits in BITS if bits in job.format.bits for group in groups]
     usable = {

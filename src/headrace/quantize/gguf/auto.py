@@ -17,7 +17,7 @@ from headrace.quantize.gguf.grids import GRIDS
 from headrace.quantize.gguf.mixes import fitting
 from headrace.quantize.gguf.rounding import nearest
 from headrace.quantize.gguf.run import GGUFOptions, open_job
-from headrace.quantize.options import check_texts
+from headrace.quantize.options import check_texts, check_tokens
 
 CHOICES = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 _PROBE = "Q3_K"
@@ -31,6 +31,7 @@ def type_table(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     check_texts("auto", len(texts))
+    check_tokens(texts, spec)
     job = open_job(source, spec, replace(options, types=()))
     parts = [
         replace(one, choices=CHOICES, probe=_PROBE)

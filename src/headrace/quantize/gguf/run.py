@@ -43,7 +43,7 @@ from headrace.quantize.gguf.names import Source, sources_of
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.vocabulary import vocabulary_metadata
 from headrace.quantize.matrices import check_finite, floats_of, layer_matrices, mean_error, stacked
-from headrace.quantize.options import Report, check_texts
+from headrace.quantize.options import Report, check_texts, check_tokens
 from headrace.quantize.rounding.gptq import DAMPING, relative_error
 
 PREFIX = "gguf:"
@@ -102,6 +102,7 @@ def quantize_gguf_into(
         torch.set_num_threads(num_threads)
     if options.method == "gptq":
         check_texts(options.method, len(texts))
+    check_tokens(texts, spec)
     job = open_job(source, spec, options)
     job.check(place)
     place.start(job.key(texts), job.size)

@@ -20,6 +20,7 @@ from headrace.models.stored import StoredWeights
 from headrace.models.weights import Projection, Weights
 from headrace.program.records import Program, WeightRef
 from headrace.quantize.formats.base import Tensor
+from headrace.quantize.options import HEAD
 from headrace.quantize.transforms.plain import PlainTensors, stored_type
 from headrace.quantize.transforms.rotations import Rotations
 
@@ -46,7 +47,7 @@ class Ends:
         self._target = own if head.kind == "tied" else checkpoint.stored_name(self._source)
         self.observed = head
         """The weight that the program multiplies with."""
-        self.head = replace(head, kind="matrix", parts=((self._target, rows),), part="head")
+        self.head = replace(head, name=HEAD, kind="matrix", parts=((self._target, rows),), part="head")
         """The same as a matrix of its own, by its name in the files that are made."""
 
     @property
@@ -69,12 +70,13 @@ class Ends:
             array.copy_(torch.from_numpy(to_float32(to_dtype(turned, kind))))
 
     def weights(self) -> Weights:
-        """The last norm and the head as they are before any rounding to codes."""
+        """The last norm and the head as they are before any rounding to codes, the head by both of its names."""
         found = read_some(self._stored, self._norms, dtype=torch.float32)
         matrix = to_float32(self._head(found).array)
         if self._rotations is not None:
             self._clear(found)
-        return Weights({}, found.vectors, {self.observed.name: Projection(torch.from_numpy(matrix))})
+        head = Projection(torch.from_numpy(matrix))
+        return Weights({}, found.vectors, {self.observed.name: head, self.head.name: head})
 
     def tensors(self) -> list[Tensor]:
         """What is rotated and stays floats, to be written."""
