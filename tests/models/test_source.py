@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from headrace.models.safetensors_reader import Checkpoint
-from headrace.models.source import BUNDLED, resolve_model
+from headrace.models.source import BUNDLED, name_of, resolve_model
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -24,6 +24,19 @@ def test_folder(tmp_path: Path) -> None:
     source = resolve_model(str(tmp_path))
     assert (source.kind, source.path, source.config) == ("folder", tmp_path, {"model_type": "llama"})
     assert source.generation_config == {"eos_token_id": 5}
+
+
+def test_the_name_of_a_folder_stands_for_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("tale", "shape:tinyllama-1.1b", "~root", "-m", "org/model", str(tmp_path / "absolute")):
+        folder = Path(name)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        found = resolve_model(name_of(folder))
+        assert found.path is not None and found.path.resolve() == tmp_path / folder
+        assert not name_of(folder).startswith("-")
 
 
 def test_shape() -> None:

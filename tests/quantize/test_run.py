@@ -271,6 +271,17 @@ def test_tokens_that_the_model_does_not_have_are_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_the_next_command_names_the_new_folder(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for output, name, path in (("tale", "./tale", "tale"), ("~/new", str(tmp_path / "home/new"), "home/new")):
+        words = ["--method", "rtn", "--samples", "0", "--group-size", "32"]
+        assert main(["quantize", tiny, "-o", output, *words]) == 0
+        assert f"serve {name}`" in capsys.readouterr().out and (tmp_path / path / "config.json").is_file()
+
+
 def test_the_model_is_the_one_in_the_folder_that_was_named(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,8 @@ def test_stored_profiles_are_found_by_machine_kernels_and_threads(tmp_path: Path
 def test_the_file_lies_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert profile_path() == tmp_path / "headrace" / "profile.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user")
+    assert profile_path() == Path("~no-such-user/headrace/profile.json")
 
 
 def test_a_folder_that_takes_no_file_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -106,6 +106,12 @@ def resolve_model(name: str, hub: HubOptions = _DEFAULT_HUB) -> ModelSource:
     )
 
 
+def name_of(folder: Path) -> str:
+    """What `resolve_model`, after any option, takes for this folder and for nothing else."""
+    text = str(folder)
+    return f"./{text}" if text in BUNDLED or text.startswith((SHAPE_PREFIX, "~", "-")) else text
+
+
 def tokenizer_folder(name: str, hub: HubOptions = _DEFAULT_HUB) -> Path:
     """The folder or GGUF file of another model's tokenizer, by bundled name, path or hub id; weights are not fetched.
 

@@ -30,7 +30,7 @@ MAX_BYTES = 16 << 20
 def profile_path() -> Path:
     """`headrace/profile.json` in $XDG_CACHE_HOME, or in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "headrace" / "profile.json"
+    return Path(os.path.expanduser(base)) / "headrace" / "profile.json"
 
 
 def profile_key(kernels: str, threads: int) -> str:

@@ -415,6 +415,8 @@ def test_the_cache_is_where_the_hubs_library_has_it(
     found = subprocess.run([sys.executable, "-c", library], capture_output=True, text=True, check=True).stdout
     assert Path(found.strip()) == tmp_path / folder
     assert cache_folder(str(tmp_path / "mine")) == tmp_path / "mine"
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder("~no-such-user/c") == tmp_path / "~no-such-user" / "c"  # as huggingface_hub
 
 
 def test_what_is_at_hand(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _pack(args: argparse.Namespace) -> int:
     from headrace.build import pack
+    from headrace.models.source import name_of
     from headrace.plan.units import format_bytes
 
-    target = Path(args.folder).expanduser()
+    target = Path(os.path.expanduser(args.folder))
     with ProgressBar(f"packing {args.model}", "tensor") as bar:
         plan = pack(engine_config(args), target, bar)
     print(f"{target}: {format_bytes(plan.ledger.weight_bytes)} of weights for {plan.resolved.kernels}")
-    print(typed(f'Next: `headrace generate -m {shlex.quote(str(target))} "Once upon a time"`'))
+    print(typed(f'Next: `headrace generate -m {shlex.quote(name_of(target))} "Once upon a time"`'))
     return 0
 
 

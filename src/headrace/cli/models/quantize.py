@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import sys
@@ -74,7 +75,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from headrace.models.source import HubOptions, resolve_model
+    from headrace.models.source import HubOptions, name_of, resolve_model
     from headrace.models.stored import stored_spec
     from headrace.plan.units import format_bytes
 
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         from headrace.quantize.options import QuantizeOptions
         from headrace.quantize.run import quantize_into
     asked = parsed(args)
+    args.output = Path(os.path.expanduser(args.output))
     if args.output.name in ("", ".."):
         raise ConfigError(f"{args.output} has no name of its own: name a folder that is not there yet")
     check_absent(args.output)
@@ -125,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             f"{report.all_bits:.2f} bits for each of the {report.weights + report.floats:,} weights of all matrices, "
             f"{report.floats:,} of them floats"
         )
-    print(typed(f"Next: `headrace serve {shlex.quote(str(args.output))}`"))
+    print(typed(f"Next: `headrace serve {shlex.quote(name_of(args.output))}`"))
     return 0
 
 

@@ -73,15 +73,16 @@ def endpoint() -> str | None:
 def cache_folder(chosen: str | None = None) -> Path:
     """The folder of the hub's cache: the one that the option names, else the environment's, else the hub's
     default."""
+    # os.path answers where the methods of Path raise: a user without a home folder.
     if chosen is not None:
-        return Path(chosen).expanduser().resolve()
+        return Path(os.path.expanduser(chosen)).resolve()
     if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(os.path.expandvars(cache)).expanduser().resolve()
+        return Path(os.path.expanduser(os.path.expandvars(cache))).resolve()
     home = os.environ.get("HF_HOME")
     if not home:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         home = os.path.join(base, "huggingface")  # noqa: PTH118, expanded below
-    return (Path(os.path.expandvars(home)).expanduser() / "hub").resolve()
+    return Path(os.path.expanduser(os.path.expandvars(home)), "hub").resolve()
 
 
 def api() -> HfApi:
