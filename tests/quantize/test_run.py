@@ -329,6 +329,19 @@ def test_a_full_disk_leaves_nothing_under_the_name(
     made(tiny, tmp_path / "out", method="rtn")
 
 
+def test_a_reader_of_the_output_that_has_gone_costs_no_work(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as output:
+        monkeypatch.setattr("sys.stdout", output)
+        words = ["--method", "rtn", "--samples", "0", "--group-size", "32"]
+        assert main(["quantize", tiny, "-o", str(tmp_path / "out"), *words]) == 1
+    assert "its reader closed the pipe" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_the_command_says_what_was_lost(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,11 @@ def test_a_wrong_part_is_named(copy: Any, method: str, suffix: str, tensor: torc
         ("ct-int4-group", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
         ("ct-int4-group", {"config_groups": {}}, "config_groups"),
         ("ct-int4-group", {"config_groups": {"a": None}}, "must be an object"),
+        (
+            "ct-int4-group",
+            {"config_groups": {"a": {"targets": ["Linear"], "weights": {"type": "x" * 999}}}},
+            "^[^x]*x{40} weights of 8 bits",
+        ),
         ("ct-int4-group", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         ("ct-int4-group", {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
         ("ct-int4-group", {"quantization_status": "initialized"}, "not compressed"),

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     measured_on = _measured_on(args, source, given)
     texts = _texts(args, source, spec.max_position, given) if args.samples and source.path is not None else []
 
+    said: list[str] = []  # printed when the folder has its name: the reader of the output may have gone
     with open_unfinished(args.output, copies=2 if packed else 1) as place:
 
         def make(options: QuantizeOptions | GGUFOptions) -> Report:
@@ -109,16 +110,18 @@ def run(args: argparse.Namespace) -> int:
 
         measured: Measured | None = None
         if args.method == AUTO_METHOD:
-            asked, measured = _within_budget(args, source, spec, asked, texts)
+            asked, measured = _within_budget(args, source, spec, asked, texts, said)
         if limited(args):
-            report = _gated(args, source, spec, asked, texts, make, place, measured, measured_on)
+            report = _gated(args, source, spec, asked, texts, make, place, measured, measured_on, said)
         else:
             report = make(asked)
             if args.eval:
-                _write_quality(args, report, _compare(args, source, place.files, measured_on), place.files)
-        _tell(report, bool(texts))
+                found = _compare(args, source, place.files, measured_on)
+                said += _write_quality(args, report, found, place.files)
         size = _pack(args, place) if packed else report.size
         place.commit(place.packed if packed else place.files)
+    for line in (*said, *_described(report, bool(texts))):
+        print(line)
     print(
         f"{args.output}: {format_bytes(size)}, {report.bits:.2f} bits for each of {report.weights:,} quantised weights"
     )
@@ -137,6 +140,7 @@ def _within_budget(
     spec: ModelSpec,
     asked: QuantizeOptions | GGUFOptions,
     texts: Any,
+    said: list[str],
 ) -> tuple[QuantizeOptions | GGUFOptions, Measured | None]:
     """With the types, or bits and groups, of --method auto; and what was measured of a folder's matrices."""
     from headrace.plan.units import parse_bytes
@@ -159,7 +163,7 @@ def _within_budget(
             names = type_table(source, spec, asked, texts, bar, args.num_threads).choose(budget)
             chosen = replace(asked, types=names)
     counts = Counter(choice for _, choice in names)
-    print("matrices: " + "; ".join(f"{count} x {choice}" for choice, count in sorted(counts.items())))
+    said.append("matrices: " + "; ".join(f"{count} x {choice}" for choice, count in sorted(counts.items())))
     return chosen, measured
 
 
@@ -173,6 +177,7 @@ def _gated(
     place: Unfinished,
     measured: Measured | None,
     measured_on: Sequence[Record],
+    said: list[str],
 ) -> Report:
     """Quantise until the limits are met. measured: of auto, which need not be measured again. measured_on: the texts
     that say what was lost."""
@@ -208,7 +213,7 @@ def _gated(
     except LimitsNotMet:
         place.discard()
         raise
-    _write_quality(args, report, (divergence, agreement), place.files, limits, plan.wide)
+    said += _write_quality(args, report, (divergence, agreement), place.files, limits, plan.wide)
     return report
 
 
@@ -297,7 +302,8 @@ def _compare(
 def _write_quality(
     args: argparse.Namespace, report: Report, found: tuple[Divergence, Agreement], folder: Path,
     limits: Limits | None = None, wide: tuple[tuple[str, str], ...] = (),
-) -> None:  # fmt: skip
+) -> list[str]:  # fmt: skip
+    """Write the pages into the folder; gives the lines that say the same."""
     from headrace.evaluation.quality import Limits, Quality, write_quality
 
     quality = Quality(
@@ -314,8 +320,7 @@ def _write_quality(
         report.all_bits,
     )
     write_quality(folder, quality)
-    for name, value in quality.rows():
-        print(f"{name:<40}{value}")
+    return [f"{name:<40}{value}" for name, value in quality.rows()]
 
 
 def _texts(
@@ -347,14 +352,14 @@ def _own_texts(
     return own_texts(model, args.samples, length, args.seed, records, encoder)
 
 
-def _tell(report: Report, calibrated: bool) -> None:
+def _described(report: Report, calibrated: bool) -> Iterator[str]:
     if report.kept:
-        print(
+        yield (
             f"left as they are, because their sizes do not fit the format: {len(report.kept)} matrices, such as "
             f"{report.kept[0]}"
         )
     if report.unscaled:
-        print(
+        yield (
             f"not scaled, because nothing before them can take up factors: {len(report.unscaled)} matrices, such as "
             f"{report.unscaled[0]}"
         )
@@ -363,7 +368,7 @@ def _tell(report: Report, calibrated: bool) -> None:
         return
     what = "of the products of each matrix" if calibrated else "of the weights of each matrix"
     worst = sorted(errors, key=lambda name: -errors[name])[:_WORST]
-    print(
+    yield (
         f"relative error {what}: {sum(errors.values()) / len(errors):.2%} on average; largest: "
         + ", ".join(f"{name} {errors[name]:.2%}" for name in worst)
     )

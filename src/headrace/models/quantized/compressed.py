@@ -270,7 +270,7 @@ def _read_weights(config: ConfigReader, kind: str) -> Compressed:
         tables.update({("int", count): "integer" for count in range(2, 9)})
     if (type, bits) not in tables or (kind == "pack-quantized" and type == "float"):
         raise UnsupportedModel(
-            f"{type} weights of {bits} bits in {config.where} are not supported with format {kind}"
+            f"{type:.40} weights of {bits} bits in {config.where} are not supported with format {kind}"
         )
     config.only("dynamic", (False,), False)
     rows, group = _read_strategy(config)

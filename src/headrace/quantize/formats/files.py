@@ -59,11 +59,7 @@ class Unfinished:
             (self.path / STATE).unlink(missing_ok=True)  # first: the files that it names are removed next
             for path in (self.files, self.layers, self.packed):
                 shutil.rmtree(path, ignore_errors=True)
-            self.files.mkdir()
-            self.state = {"key": key}
-            self.save()
-        remove_quality(self.files)
-        self.layers.mkdir(exist_ok=True)
+            self.state = {}
         there = 0
         for path in list(self.path.rglob("*")):
             if path.suffix == _PART:
@@ -75,6 +71,12 @@ class Unfinished:
             raise ModelError(
                 f"{self.folder} needs {size / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free"
             )
+        if not self.state:
+            self.files.mkdir()
+            self.state = {"key": key}
+            self.save()
+        remove_quality(self.files)
+        self.layers.mkdir(exist_ok=True)
 
     def save(self) -> None:
         """Write `state`, so that it outlives the process."""
