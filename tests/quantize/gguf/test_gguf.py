@@ -25,7 +25,7 @@ from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
 from headrace.program.lower import lower
 from headrace.quantize.gguf.grids import GRIDS, Blocks
-from headrace.quantize.gguf.layouts import LAYOUTS
+from headrace.quantize.gguf.layouts import LAYOUTS, layout_of, metadata_of
 from headrace.quantize.gguf.mixes import MIXES, find_mix, fitting
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.run import GGUFOptions, quantize_gguf
@@ -335,6 +335,19 @@ def test_rows_that_no_block_fills_are_refused(
     assert main(["quantize", str(tmp_path / "model"), *words]) == 1
     assert "their rows are not whole blocks of 32 weights" in " ".join(capsys.readouterr().err.split())
     assert [one.name for one in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("family", "normalizes"), [("Qwen2MoeForCausalLM", False), ("Qwen3MoeForCausalLM", True)]
+)
+def test_settings_that_llama_cpp_ignores_are_refused(family: str, normalizes: bool) -> None:
+    config = SIZES | FAMILIES[family] | {"architectures": [family]}
+    layout = layout_of(config, "m")
+    keys = metadata_of(layout, config, read_spec(config), "m")
+    assert keys[f"{layout.name}.expert_weights_norm"] is normalizes
+    other = config | {"norm_topk_prob": not normalizes}
+    with pytest.raises(UnsupportedModel, match=f"as if its norm_topk_prob were {str(normalizes).lower()}"):
+        metadata_of(layout, other, read_spec(other), "m")
 
 
 def test_settings_without_a_key_are_refused_before_texts_are_read(

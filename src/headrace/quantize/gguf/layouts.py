@@ -26,10 +26,12 @@ Metadata = Callable[[Config, ModelSpec], Keys]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """name: the value of `general.architecture`. metadata: keys, after that name, besides those that all have."""
+    """name: the value of `general.architecture`. metadata: keys, after that name, besides those that all have.
+    normalizes: whether llama.cpp divides the weights of the chosen experts by their sum, whatever the file says."""
 
     name: str
     metadata: Metadata = lambda config, spec: {}
+    normalizes: bool | None = None
 
 
 def _window(config: Config, spec: ModelSpec) -> Keys:
@@ -103,8 +105,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "MixtralForCausalLM": Layout("llama", _mistral),
     "Qwen2ForCausalLM": Layout("qwen2"),
     "Qwen3ForCausalLM": Layout("qwen3"),
-    "Qwen2MoeForCausalLM": Layout("qwen2moe", _experts),
-    "Qwen3MoeForCausalLM": Layout("qwen3moe", _experts),
+    "Qwen2MoeForCausalLM": Layout("qwen2moe", _experts, normalizes=False),
+    "Qwen3MoeForCausalLM": Layout("qwen3moe", _experts, normalizes=True),
     "SmolLM3ForCausalLM": Layout("smollm3"),
     "GraniteForCausalLM": Layout("granite", _granite),
     "SeedOssForCausalLM": Layout("seed_oss"),
@@ -165,6 +167,14 @@ def metadata_of(layout: Layout, config: Config, spec: ModelSpec, name: str) -> K
     if inner is not None:
         sizes["feed_forward_length"] = int(inner)
     sizes |= _rope(first, name) | layout.metadata(config, spec)
+    if (
+        layout.normalizes is not None
+        and sizes.get("expert_weights_norm", layout.normalizes) != layout.normalizes
+    ):
+        raise UnsupportedModel(
+            f"{name} cannot be written as GGUF: llama.cpp runs every model of {layout.name} as if its norm_topk_prob "
+            f"were {str(layout.normalizes).lower()}"
+        )
     general: Keys = {
         "general.architecture": layout.name,
         "general.type": "model",
