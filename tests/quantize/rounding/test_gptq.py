@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.quantize.calibration.hessians import LEAST_ROWS, Hessians
-from headrace.quantize.rounding.gptq import gptq, relative_error
+from headrace.quantize.rounding.gptq import gptq, inverse_factor, relative_error, squared
 from headrace.quantize.rounding.scheme import Scheme, ranges, rtn
 
 Order = Literal["static", "group"]
@@ -88,6 +88,35 @@ def test_a_group_wider_than_a_block_sees_what_the_columns_before_it_left() -> No
         found.dequantize().numpy(),
         plain_gptq(weight.numpy(), (x.T @ x).numpy(), scheme, None).astype(np.float32),
     )
+
+
+@pytest.mark.parametrize("columns", [96, 300, 516])
+def test_the_factor_is_that_of_the_inverse(columns: int) -> None:
+    x = inputs(columns, 800)
+    hessian = x.T @ x / len(x)
+    factor = inverse_factor(hessian, 0.01)
+    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(columns)
+    assert torch.equal(factor, factor.triu()) and bool((factor.diagonal() > 0).all())
+    torch.testing.assert_close(factor.T @ factor @ damped, torch.eye(columns, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("columns", [96, 1100])
+def test_errors_are_those_of_all_products(columns: int) -> None:
+    weight, x = matrix(8, columns), inputs(columns, 50)
+    assert squared(weight, x.T @ x) == pytest.approx(float((x @ weight.T).square().sum()), rel=1e-10)
+    assert squared(weight, None) == pytest.approx(float(weight.square().sum()))
+
+
+@pytest.mark.parametrize("columns", [96, 1100])
+def test_hessians_are_whole_and_symmetric(columns: int) -> None:
+    first, second = inputs(columns, 40).float(), inputs(columns, 70, seed=1).float()
+    found = Hessians({"one"})
+    for rows in (first, second):
+        found.record("one", [rows])
+    (mean,) = found.of("one")
+    rows = torch.cat([first, second])
+    torch.testing.assert_close(mean, rows.T @ rows / len(rows), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(mean, mean.T)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

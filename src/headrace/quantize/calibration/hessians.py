@@ -12,8 +12,12 @@ from headrace.errors import ModelError
 from headrace.program.records import Op
 from headrace.runner.torch_experts import Routing
 
+PRODUCTS = ("linear", "experts")
+"""Kinds of ops whose weights may become codes."""
 LEAST_ROWS = 256
 """An expert that fewer rows were routed to is calibrated on the rows of all experts."""
+_BLOCK = 512
+"""Columns of a sum that are computed at once, above the diagonal; those below it are copies."""
 
 
 class Hessians:
@@ -28,7 +32,7 @@ class Hessians:
         self._peaks: dict[str, Tensor] = {}  # [E, C]
 
     def watch(self, op: Op[Any], inputs: Sequence[Any]) -> None:
-        if op.kind not in ("linear", "experts") or op.weights[0].name not in self._names:
+        if op.kind not in PRODUCTS or op.weights[0].name not in self._names:
             return
         weight, rows = op.weights[0], inputs[0]
         if op.kind == "linear":
@@ -98,7 +102,16 @@ class Hessians:
             self._peaks[name] = torch.zeros(len(parts), columns)
         for number, part in enumerate(parts):
             if len(part):
-                self._sums[name][number].addmm_(part.T, part)
+                _add_products(self._sums[name][number], part)
                 self._counts[name][number] += len(part)
                 peaks = self._peaks[name][number]
                 torch.maximum(peaks, part.abs().amax(0), out=peaks)
+
+
+def _add_products(sums: Tensor, rows: Tensor) -> None:
+    """Add x x^T of rows [T, C] to a symmetric matrix [C, C]."""
+    columns = len(sums)
+    for first in range(0, columns, _BLOCK):
+        last = min(first + _BLOCK, columns)
+        sums[:last, first:last].addmm_(rows[:, :last].T, rows[:, first:last])
+        sums[first:last, :first] = sums[:first, first:last].T

@@ -14,6 +14,7 @@ from headrace.models.spec import KVLayout
 from headrace.models.weights import Weights
 from headrace.ops.candidates import DEFAULT_TABLE
 from headrace.program.records import Buffer, Op, Program, WeightRef
+from headrace.quantize.calibration.hessians import PRODUCTS
 from headrace.runner.batch import Batch, GroupBatch, LayerCache, LayerKV, LayerState, StateBatch
 from headrace.runner.kv_storage import state_memory
 from headrace.runner.torch_decoder import KINDS, Decoder, last_uses
@@ -89,7 +90,7 @@ class Walk:
 
     @torch.inference_mode()
     def observe(self, weights: Weights, watch: Watch, shown: Callable[[], None] | None = None) -> None:
-        """Run the next segment for what `watch` sees of it."""
+        """Run the next segment for what `watch` sees of it: up to its last product, which is not computed."""
         for texts in self._texts:
             self._run(texts, weights, dict(texts.values), watch)
             if shown is not None:
@@ -148,10 +149,13 @@ class Walk:
             if layer not in texts.caches or layer == segment.layer:
                 texts.caches[layer] = _memory(self._layout_of[layer], texts.lengths)
         step = decoder.step(texts.batch, texts.caches)
-        for op, dead in zip(segment.ops, segment.dead, strict=True):
+        last = max((at for at, op in enumerate(segment.ops) if op.kind in PRODUCTS), default=None)
+        for at, (op, dead) in enumerate(zip(segment.ops, segment.dead, strict=True)):
             inputs = [values[buffer] for buffer in op.inputs]
             if watch is not None:
                 watch(op, inputs)
+                if at == last:
+                    break
             values.update(zip(op.outputs, KINDS[op.kind](step, op, *inputs), strict=True))
             for buffer in dead:
                 values.pop(buffer, None)

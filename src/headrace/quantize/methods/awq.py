@@ -14,6 +14,7 @@ from headrace.models.weights import Weights
 from headrace.program.records import WeightRef
 from headrace.quantize.calibration.hessians import Hessians
 from headrace.quantize.matrices import stacked
+from headrace.quantize.rounding.gptq import squared
 from headrace.quantize.rounding.refit import refit
 from headrace.quantize.rounding.scheme import Codes, Scheme, encode, ranges, rtn
 from headrace.quantize.transforms.folds import Fold
@@ -94,7 +95,7 @@ def _error(matrix: Tensor, hessian: Tensor, columns: Tensor, scheme: Scheme) -> 
     size = matrix.shape[1] // scales.shape[1]
     scales, zeros = (one.repeat_interleave(size, dim=1) for one in (scales, zeros))
     lost = (encode(scaled, scales, zeros, scheme.levels) - zeros) * scales / columns - matrix
-    return float(((lost @ hessian) * lost).sum())
+    return squared(lost, hessian)
 
 
 def _relative(matrix: Tensor, scheme: Scheme) -> Tensor:

@@ -14,6 +14,8 @@ from headrace.quantize.rounding.scheme import Codes, Scheme, encode, made, range
 BLOCK = 128
 """Columns whose errors reach the columns after them in one product; a multiple of the group where there are groups."""
 DAMPING = 0.01
+_SUMMED = 512
+"""Columns of a Hessian that errors are summed over at once."""
 _TRIES = 8
 
 Order = Literal["static", "group"]
@@ -92,28 +94,55 @@ def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
 
 
 def _factor_of_inverse(hessian: Tensor, diagonal: Tensor) -> Tensor | None:
-    """As `inverse_factor`, with another diagonal; None where it is not positive definite."""
-    matrix = hessian.to(torch.float64, copy=True)
-    matrix.diagonal().copy_(diagonal)
+    """As `inverse_factor`, with another diagonal; None where it is not positive definite.
+
+    With its rows and columns in reverse order the matrix is L L^T. The inverse of L in reverse order is upper
+    triangular then, and is the factor: the inverse itself is never made.
+    """
+    matrix = hessian.to(torch.float64).flip(0, 1)
+    matrix.diagonal().copy_(diagonal.flip(0))
     lower, failed = torch.linalg.cholesky_ex(matrix)
     del matrix
     if int(failed):
         return None
-    inverse = torch.cholesky_inverse(lower)
-    del lower
-    factor: Tensor
-    factor, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-    return None if int(failed) else factor
+    _invert_lower(lower)
+    factor: Tensor = lower.flip(0, 1)
+    return factor
+
+
+def _invert_lower(lower: Tensor) -> None:
+    """Put its inverse in the place of a lower triangular matrix, by halves, so that nearly all work is products."""
+    size = len(lower)
+    if size <= BLOCK:
+        unit = torch.eye(size, dtype=lower.dtype)
+        lower.copy_(torch.linalg.solve_triangular(lower, unit, upper=False))
+        return
+    half = size // 2
+    first, last, below = lower[:half, :half], lower[half:, half:], lower[half:, :half]
+    _invert_lower(first)
+    _invert_lower(last)
+    below.copy_(last @ (below @ first)).neg_()
 
 
 def relative_error(weight: Tensor, rounded: Tensor, hessian: Tensor | None) -> float:
     """|rounded x - weight x| / |weight x| over the calibration inputs x, whose mean x x^T is the Hessian; without one,
     of the weights themselves. Infinite where either is too large for the arithmetic."""
-    if hessian is None:
-        lost, whole = (float(one.square().sum()) for one in (rounded - weight, weight))
-    else:
-        power = hessian.to(weight.dtype)
-        lost, whole = (float(((one @ power) * one).sum()) for one in (rounded - weight, weight))
+    lost, whole = (squared(one, hessian) for one in (rounded - weight, weight))
     if not math.isfinite(lost) or not math.isfinite(whole):
         return math.inf
     return max(0.0, lost / whole) ** 0.5 if whole > 0 else 0.0
+
+
+def squared(weight: Tensor, hessian: Tensor | None) -> float:
+    """The sum of the squares of the products of a matrix [R, C] with inputs whose x x^T is the Hessian; without one, of
+    its weights. As the Hessian is symmetric, its blocks below the diagonal count as those above it."""
+    if hessian is None:
+        return float(weight.square().sum())
+    power, columns, found = hessian.to(weight.dtype), weight.shape[1], 0.0
+    for first in range(0, columns, _SUMMED):
+        last = min(first + _SUMMED, columns)
+        part = weight[:, first:last]
+        found += float(((part @ power[first:last, first:last]) * part).sum())
+        if last < columns:
+            found += 2 * float(((weight[:, last:] @ power[last:, first:last]) * part).sum())
+    return found
