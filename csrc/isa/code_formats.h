@@ -4,12 +4,13 @@
 //   kLines      lines of 64 bytes that a unit has in a panel
 //   kVectors    kFeatures / 4: vectors of 16 columns by 4 features, as products of whole numbers read them
 //   kWhole      decode() exists: codes are whole numbers, and meet int8 activations
-//   kSmall      they are at most 128
+//   kRun        0 for codes of 8 bits, else of run_of(): how many vectors of products a set may add up in 16 bits
 //   kUsual      products of it are compiled for tiles of every shape
+//   kShortSpan  the spans of 16 or 32 features that it is often stored with
 //   kAsStored   decode() changes nothing: the panel itself is read
 //   of(matrix)  what decoding needs
 //   decode()    a unit as whole numbers, from 0 to 255; take<kFirst, kCount>() so many of its vectors, where units are of 32
-//   Wide        a functor, of(matrix, zeros of the columns): a unit as pairs of bf16, exactly code - zero or the number
+//   Wide        a functor, of(matrix, zeros of the columns): a unit as pairs of features, exactly code - zero or the number
 //   put(), get()  the codes of one column of a unit, at load and for look-ups
 //   number()    what a code stands for, without scale and zero
 #pragma once
@@ -21,14 +22,15 @@ namespace headrace::HEADRACE_ISA {
 // Codes of 8 bits.
 struct BytesFormat {
     static constexpr int kFeatures = 4, kLines = 1, kVectors = 1;
-    static constexpr bool kWhole = true, kSmall = false, kAsStored = true, kUsual = true;
+    static constexpr bool kWhole = true, kAsStored = true, kUsual = true;
+    static constexpr int kRun = 0, kShortSpan = 32;
     HEADRACE_INLINE BytesFormat of(const Matrix&) { return {}; }
     HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[1]) const { out[0] = Codes::load(at); }
 
     struct Wide {
         BytePairs pairs;
         HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {BytePairs::of(zeros)}; }
-        HEADRACE_METHOD void operator()(const std::uint8_t* at, Pairs (&out)[2]) const {
+        HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[2]) const {
             pairs(Codes::load(at), out);
         }
     };
@@ -54,7 +56,8 @@ struct BitsFormat {
     static constexpr int kWholeCodes = 8 / kBits, kRest = 8 - kBits * kWholeCodes;  // of a byte
     static constexpr int kLines = kRest == 0 ? 1 : kBits % kRest == 0 ? kBits / kRest : kBits;
     static constexpr int kVectors = 8 * kLines / kBits, kFeatures = 4 * kVectors, kFirstVectors = kLines * kWholeCodes;
-    static constexpr bool kWhole = true, kSmall = true, kAsStored = false, kUsual = kBits == 4;
+    static constexpr bool kWhole = true, kAsStored = false, kUsual = kBits == 4;
+    static constexpr int kRun = run_of(kBits), kShortSpan = kBits == 4 || kBits == 5 ? 32 : 16;
     HEADRACE_INLINE BitsFormat of(const Matrix&) { return {}; }
 
     // The bits of a vector's codes, from bit `to` on, that lie in one line.
@@ -86,11 +89,11 @@ struct BitsFormat {
     struct Wide {
         BytePairs pairs;
         HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {BytePairs::of(zeros)}; }
-        HEADRACE_METHOD void operator()(const std::uint8_t* at, Pairs (&out)[2 * kVectors]) const {
+        HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[2 * kVectors]) const {
             Codes codes[kVectors];
             BitsFormat().decode(at, codes);
             HEADRACE_UNROLL for (int v = 0; v < kVectors; ++v) {
-                Pairs two[2];
+                PairFactors two[2];
                 pairs(codes[v], two);
                 out[2 * v] = two[0];
                 out[2 * v + 1] = two[1];
@@ -131,14 +134,15 @@ template <>
 struct BitsFormat<4>::Wide {  // without the way over bytes
     NibblePairs pairs;
     HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {NibblePairs::of(zeros)}; }
-    HEADRACE_METHOD void operator()(const std::uint8_t* at, Pairs (&out)[4]) const {
+    HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[4]) const {
         pairs(Codes::load(at), out);
     }
 };
 
 // Nibbles that a table of the matrix translates.
 struct TableFormat : NibblesFormat {
-    static constexpr bool kSmall = false, kUsual = false;
+    static constexpr bool kUsual = false;
+    static constexpr int kRun = 0;
     ByteTable table;
     HEADRACE_INLINE TableFormat of(const Matrix& w) {
         TableFormat format;
@@ -154,7 +158,7 @@ struct TableFormat : NibblesFormat {
     struct Wide {
         TablePairs pairs;
         HEADRACE_INLINE Wide of(const Matrix& w, I32x16) { return {TablePairs::of(w.table.numbers)}; }
-        HEADRACE_METHOD void operator()(const std::uint8_t* at, Pairs (&out)[4]) const {
+        HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[4]) const {
             pairs(Codes::load(at), out);
         }
     };
@@ -170,7 +174,7 @@ struct Float8Format : BytesFormat {
     struct Wide {
         Float8Pairs<kMantissa, kPower> pairs;
         HEADRACE_INLINE Wide of(const Matrix&, I32x16) { return {}; }
-        HEADRACE_METHOD void operator()(const std::uint8_t* at, Pairs (&out)[2]) const {
+        HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[2]) const {
             pairs(Codes::load(at), out);
         }
     };
@@ -197,7 +201,7 @@ HEADRACE_ALONE void decode_codes(const Matrix& w, int panel, int begin, int end,
     }
 }
 
-// The same as pairs of bf16: 64 bytes for each 2 features.
+// The same as pairs of features.
 template <class Format>
 HEADRACE_ALONE void decode_pairs(const Matrix& w, int panel, int begin, int end, std::uint8_t* to) {
     const std::uint8_t* at = codes_of<Format>(w, panel, begin);
@@ -205,14 +209,14 @@ HEADRACE_ALONE void decode_pairs(const Matrix& w, int panel, int begin, int end,
         const int group = k / w.group;
         const auto pairs = Format::Wide::of(w, zeros_of(w, panel, group));
         for (const int stop = least((group + 1) * w.group, end); k < stop; k += Format::kFeatures) {
-            Pairs out[2 * Format::kVectors];
+            PairFactors out[2 * Format::kVectors];
             HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
                 HEADRACE_PREFETCH(at + kCodesAhead + 64 * line);
             }
             pairs(at, out);
-            HEADRACE_UNROLL for (int i = 0; i < 2 * Format::kVectors; ++i) out[i].store(to + 64 * i);
+            HEADRACE_UNROLL for (int i = 0; i < 2 * Format::kVectors; ++i) out[i].store(to + sizeof out[0] * i);
             at += 64 * Format::kLines;
-            to += 128 * Format::kVectors;
+            to += sizeof out;
         }
     }
 }

@@ -5,14 +5,6 @@
 
 namespace headrace::HEADRACE_ISA {
 
-#if defined(__GNUC__)
-#define HEADRACE_UNROLL _Pragma("GCC unroll 16")  // register tiles stay in registers only if their loops are unrolled
-#define HEADRACE_OPAQUE(value) __asm__("" : "+r"(value))
-#else
-#define HEADRACE_UNROLL
-#define HEADRACE_OPAQUE(value) ((void)(value))
-#endif
-
 // Up to eight rows that lie `stride` bytes apart, by two pointers that move: a pointer for each of them would not fit
 // into registers, and the compiler, which would make these eight again, must not know what they point to.
 struct RowPointers {
@@ -70,12 +62,42 @@ HEADRACE_INLINE I32x16 zeros_of(const Matrix& w, int panel, int group) {
 }
 
 // acc[c] += sum over j of (codes[c][j] - offset) * four[j], with the offset of offset_of().
-template <bool kSmall>
+template <int kRun>
 HEADRACE_INLINE I32x16 dot_codes(I32x16 acc, Codes codes, const std::int8_t* four) {
-    if constexpr (kSmall) return dot_small(acc, codes, four);
+    if constexpr (kRun > 0) return dot_small(acc, codes, four);
     return dot_bytes(acc, codes, four);
 }
-constexpr int offset_of(bool small) { return small ? 0 : kByteOffset; }
+constexpr int offset_of(int run) { return run > 0 ? 0 : kByteOffset; }
+
+template <int kRun>
+struct ShortSums;  // of sets whose run_of() is more than 1
+
+// The same for R rows and 16 features, whose codes(v) are called for in turn.
+template <int kRun, int R, int P, typename CodesOf>
+HEADRACE_INLINE void add_sixteen(I32x16 (&sums)[R][P], const RowPointers& rows, CodesOf codes) {
+    const auto features = [&](int r, int v) { return static_cast<const std::int8_t*>(rows.at(r)) + 4 * v; };
+    if constexpr (kRun <= 1) {
+        HEADRACE_UNROLL for (int v = 0; v < 4; ++v) {
+            const Codes four = codes(v);
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r][0] = dot_codes<kRun>(sums[r][0], four, features(r, v));
+        }
+    } else {
+        HEADRACE_UNROLL for (int first = 0; first < 4; first += kRun) {
+            ShortSums<kRun> shorts[R];
+            HEADRACE_UNROLL for (int v = first; v < first + kRun; ++v) {
+                const Codes four = codes(v);
+                HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                    if (v == first) {
+                        shorts[r] = ShortSums<kRun>::of(four, features(r, v));
+                    } else {
+                        shorts[r].add(four, features(r, v));
+                    }
+                }
+            }
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r][0] = shorts[r].added_to(sums[r][0]);
+        }
+    }
+}
 
 // acc = fma(float(sum), weight scale * activation scale, acc).
 HEADRACE_INLINE F32x16 add_scaled(F32x16 acc, I32x16 sum, F32x16 weight_scale, F32x16 row_scale) {

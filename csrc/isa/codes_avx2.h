@@ -6,6 +6,7 @@
 namespace headrace::HEADRACE_ISA {
 
 constexpr int kCodeRows = 4, kCodePanels = 1;  // sixteen registers
+constexpr bool kBySixteen = true;              // tiles take 16 features at once; spans of 16 and 32 have tiles of their own
 
 // The instruction that multiplies bytes clips sums of two products at 32767, which 255 * 127 * 2 exceeds and
 // 128 * 127 * 2 does not.
@@ -20,14 +21,42 @@ HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* fou
     const __m256i word = broadcast_word(four), flip = _mm256_set1_epi8(-128);
     const __m256i a = _mm256_xor_si256(codes.a, flip), b = _mm256_xor_si256(codes.b, flip);
     // The sign of the code goes to the activation: its own range leaves out -128, so that it can change sign.
-    return {add_products(acc.a, _mm256_abs_epi8(a), _mm256_sign_epi8(word, a)),
-            add_products(acc.b, _mm256_abs_epi8(b), _mm256_sign_epi8(word, b))};
+    acc = {add_products(acc.a, _mm256_abs_epi8(a), _mm256_sign_epi8(word, a)),
+           add_products(acc.b, _mm256_abs_epi8(b), _mm256_sign_epi8(word, b))};
+    HEADRACE_OPAQUE_VECTOR(acc.a);
+    HEADRACE_OPAQUE_VECTOR(acc.b);
+    return acc;
 }
 
 HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* four) {
     const __m256i word = broadcast_word(four);
     return {add_products(acc.a, codes.a, word), add_products(acc.b, codes.b, word)};
 }
+
+// A word of 16 bits holds the products of two features, of up to (2^bits - 1) * 127 each, of so many vectors.
+constexpr int run_of(int bits) { return bits < 6 ? 4 : bits == 6 ? 2 : 1; }
+
+// Sums of kRun vectors of products in words, widened at once: two instructions a vector instead of three. The compiler
+// must not put them together in another order, in which they do not fit into registers.
+template <int kRun>
+struct ShortSums {
+    __m256i a, b;
+    HEADRACE_INLINE ShortSums of(Codes codes, const std::int8_t* four) {
+        const __m256i word = broadcast_word(four);
+        return {_mm256_maddubs_epi16(codes.a, word), _mm256_maddubs_epi16(codes.b, word)};
+    }
+    HEADRACE_METHOD void add(Codes codes, const std::int8_t* four) {
+        const ShortSums more = of(codes, four);
+        a = _mm256_add_epi16(a, more.a);
+        b = _mm256_add_epi16(b, more.b);
+        HEADRACE_OPAQUE_VECTOR(a);
+        HEADRACE_OPAQUE_VECTOR(b);
+    }
+    HEADRACE_METHOD I32x16 added_to(I32x16 acc) const {
+        const __m256i ones = _mm256_set1_epi16(1);
+        return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, ones))};
+    }
+};
 
 HEADRACE_INLINE Pairs widen_bytes(const void* p) {
     const auto* bytes = static_cast<const __m128i*>(p);
@@ -80,41 +109,34 @@ struct ByteTable {
     }
 };
 
-// The bits from `shift` on of every column, `mask` wide, less its zero: bits of a bf16 in the high half.
-HEADRACE_INLINE __m256i code_difference(__m256i column, int shift, int mask, __m256i zero) {
+// The bits from `shift` on of every column, `mask` wide, less its zero.
+HEADRACE_INLINE __m256 code_difference(__m256i column, int shift, int mask, __m256i zero) {
     const __m256i code = _mm256_and_si256(_mm256_srli_epi32(column, shift), _mm256_set1_epi32(mask));
-    return _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_sub_epi32(code, zero)));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(code, zero));
 }
-HEADRACE_INLINE __m256i high_halves(__m256i first, __m256i second) {
-    return _mm256_blend_epi16(_mm256_srli_epi32(first, 16), second, 0xaa);
-}
-HEADRACE_INLINE __m256i code_pair(__m256i column, int first, int second, int mask, __m256i zero) {
-    return high_halves(code_difference(column, first, mask, zero), code_difference(column, second, mask, zero));
+HEADRACE_INLINE F32x16 code_differences(Codes codes, int shift, int mask, I32x16 zero) {
+    return {code_difference(codes.a, shift, mask, zero.a), code_difference(codes.b, shift, mask, zero.b)};
 }
 
 struct NibblePairs {
     I32x16 zero;
     HEADRACE_INLINE NibblePairs of(I32x16 zero) { return {zero}; }
-    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
-        const auto pair = [&](int first, int second) -> Pairs {
-            return {code_pair(packed.a, first, second, 15, zero.a), code_pair(packed.b, first, second, 15, zero.b)};
-        };
-        out[0] = pair(0, 8);
-        out[1] = pair(16, 24);
-        out[2] = pair(4, 12);
-        out[3] = pair(20, 28);
+    HEADRACE_METHOD void operator()(Codes packed, PairFactors (&out)[4]) const {
+        const auto feature = [&](int shift) { return code_differences(packed, shift, 15, zero); };
+        out[0] = {feature(0), feature(8)};
+        out[1] = {feature(16), feature(24)};
+        out[2] = {feature(4), feature(12)};
+        out[3] = {feature(20), feature(28)};
     }
 };
 
 struct BytePairs {
     I32x16 zero;
     HEADRACE_INLINE BytePairs of(I32x16 zero) { return {zero}; }
-    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
-        const auto pair = [&](int first, int second) -> Pairs {
-            return {code_pair(codes.a, first, second, 255, zero.a), code_pair(codes.b, first, second, 255, zero.b)};
-        };
-        out[0] = pair(0, 8);
-        out[1] = pair(16, 24);
+    HEADRACE_METHOD void operator()(Codes codes, PairFactors (&out)[2]) const {
+        const auto feature = [&](int shift) { return code_differences(codes, shift, 255, zero); };
+        out[0] = {feature(0), feature(8)};
+        out[1] = {feature(16), feature(24)};
     }
 };
 
@@ -136,19 +158,21 @@ struct TablePairs {
         first = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0x88));
         second = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0xdd));
     }
-    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
+    HEADRACE_METHOD void operator()(Codes packed, PairFactors (&out)[4]) const {
         const Codes first = low_nibbles(packed), second = high_nibbles(packed);
-        look_up(first.a, out[0].a, out[1].a);
-        look_up(first.b, out[0].b, out[1].b);
-        look_up(second.a, out[2].a, out[3].a);
-        look_up(second.b, out[2].b, out[3].b);
+        Pairs pairs[4];
+        look_up(first.a, pairs[0].a, pairs[1].a);
+        look_up(first.b, pairs[0].b, pairs[1].b);
+        look_up(second.a, pairs[2].a, pairs[3].a);
+        look_up(second.b, pairs[2].b, pairs[3].b);
+        for (int i = 0; i < 4; ++i) out[i] = {first_of_pairs(pairs[i]), second_of_pairs(pairs[i])};
     }
 };
 
 template <int kMantissa, int kPower>
 struct Float8Pairs {
     template <int kByte>
-    HEADRACE_INLINE __m256i number(__m256i column) {  // the high half holds a bf16
+    HEADRACE_INLINE __m256 number(__m256i column) {
         constexpr int kUp = 24 - 8 * kByte;
         constexpr int kMove = 23 - kMantissa - 8 * kByte;  // of exponent and mantissa
         const __m256i sign = _mm256_slli_epi32(column, kUp);
@@ -158,11 +182,11 @@ struct Float8Pairs {
         const __m256i below = _mm256_set1_epi32(0x7f << (23 - kMantissa));
         const __m256i bits = _mm256_or_si256(_mm256_and_si256(sign, top), _mm256_and_si256(rest, below));
         const __m256 power = _mm256_castsi256_ps(_mm256_set1_epi32((127 + kPower) << 23));
-        return _mm256_castps_si256(_mm256_mul_ps(_mm256_castsi256_ps(bits), power));
+        return _mm256_mul_ps(_mm256_castsi256_ps(bits), power);
     }
-    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
-        out[0] = {high_halves(number<0>(codes.a), number<1>(codes.a)), high_halves(number<0>(codes.b), number<1>(codes.b))};
-        out[1] = {high_halves(number<2>(codes.a), number<3>(codes.a)), high_halves(number<2>(codes.b), number<3>(codes.b))};
+    HEADRACE_METHOD void operator()(Codes codes, PairFactors (&out)[2]) const {
+        out[0] = {{number<0>(codes.a), number<0>(codes.b)}, {number<1>(codes.a), number<1>(codes.b)}};
+        out[1] = {{number<2>(codes.a), number<2>(codes.b)}, {number<3>(codes.a), number<3>(codes.b)}};
     }
 };
 

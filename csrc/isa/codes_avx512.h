@@ -7,6 +7,7 @@ namespace headrace::HEADRACE_ISA {
 
 // Register tile of products of codes: rows of activations, panels of weights.
 constexpr int kCodeRows = 8, kCodePanels = 2;
+constexpr bool kBySixteen = false;
 
 // What dot_bytes takes away from every code before it multiplies.
 constexpr int kByteOffset = 0;
@@ -27,6 +28,9 @@ HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* fou
 HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* four) {
     return dot_bytes(acc, codes, four);
 }
+
+// Of codes of fewer than 8 bits, see code_formats.h.
+constexpr int run_of(int) { return 1; }
 
 // 16 columns of two signed bytes, as 16-bit numbers.
 HEADRACE_INLINE Pairs widen_bytes(const void* p) {
@@ -81,6 +85,9 @@ struct ByteTable {
     }
     HEADRACE_METHOD Codes operator()(Codes nibbles) const { return {_mm512_shuffle_epi8(v, nibbles.v)}; }
 };
+
+using PairFactors = Pairs;  // two features of 16 columns as products of codes read them
+HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) { return dot(acc, x, Pairs::broadcast(two)); }
 
 // Turns nibbles into pairs of bf16 that hold code - zero (0..16) of their column, exactly.
 struct NibblePairs {

@@ -6,6 +6,7 @@
 namespace headrace::HEADRACE_ISA {
 
 constexpr int kCodeRows = 4, kCodePanels = 1;
+constexpr bool kBySixteen = false;
 constexpr int kByteOffset = 0;
 
 HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* four) {
@@ -17,6 +18,8 @@ HEADRACE_INLINE I32x16 dot_bytes(I32x16 acc, Codes codes, const std::int8_t* fou
     return acc + products;
 }
 HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* four) { return dot_bytes(acc, codes, four); }
+
+constexpr int run_of(int) { return 1; }
 
 HEADRACE_INLINE Pairs widen_bytes(const void* p) {
     std::int8_t bytes[32];
@@ -77,6 +80,9 @@ struct ByteTable {
         return nibbles;
     }
 };
+
+using PairFactors = Pairs;  // two features of 16 columns as products of codes read them
+HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) { return dot(acc, x, Pairs::broadcast(two)); }
 
 // Whole numbers of up to eight bits are exact in bf16.
 HEADRACE_INLINE bf16_t exact_bf16(int x) { return static_cast<bf16_t>(bits_of(static_cast<float>(x)) >> 16); }

@@ -4,8 +4,7 @@
 #pragma once
 
 #include "gemm.h"
-#include "gemm_codes_chunks.h"
-#include "gemm_codes_direct.h"
+#include "gemm_codes_decoded.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -39,10 +38,6 @@ HEADRACE_INLINE void add_lows(const float* lows, int rows, int panels, float* ou
     }
 }
 
-// Whether a set with few registers decodes them into memory.
-template <class Format>
-constexpr bool kByChunks = kCodePanels == 1 && !Format::kUsual;
-
 // The products of up to kPassRows rows by `panels` panels, but for those of minima, which few rows add to `lows`.
 template <class Format>
 static void multiply_panels(CodeTile tile, int rows, int panels, int next_panel, const Section& section, float* lows) {
@@ -52,7 +47,11 @@ static void multiply_panels(CodeTile tile, int rows, int panels, int next_panel,
         const int following = panels > taken ? tile.panel + taken : next_panel;
         const std::uint8_t* next = following < 0 ? nullptr : tile.codes(following - tile.panel);
         if constexpr (kCodePanels == 1) {
-            direct_panels<Format, 1, kCodeRows, 1>(tile, rows, next, section, lows);
+            if (is_decoded<Format>(*tile.weight, rows)) {
+                decoded_panel<Format::kRun>(tile, rows, next, section);
+            } else {
+                direct_panels<Format, 1, Format::kUsual || kBySixteen ? kCodeRows : 1, 1>(tile, rows, next, section, lows);
+            }
         } else if (taken == 1) {
             direct_panels<Format, 1, kDirectRows, 1>(tile, rows, next, section, lows);
         } else {  // two passes of 9 rows have 5 and 4. Codes that take more registers to decode leave fewer to rows.
@@ -67,24 +66,15 @@ static void multiply_panels(CodeTile tile, int rows, int panels, int next_panel,
 template <class Format>
 static bool multiply_codes(const CodeTile& tile, int rows, int panels, int next_panel, float* lows) {
     const Matrix& w = *tile.weight;
-    if constexpr (kByChunks<Format>) {
-        CodeTile one = tile;
-        for (int p = 0; p < panels; ++p, ++one.panel, one.out += kPanel) {
-            const int following = p + 1 < panels ? one.panel + 1 : next_panel;
-            chunk_panel<Format::kSmall>(one, rows, following < 0 ? nullptr : one.codes(following - one.panel));
-        }
-        return false;
-    } else {
-        const bool few = has_minima(w) && rows <= kDirectRows;
-        const int factor = w.zeros == nullptr ? offset_of(Format::kSmall) - w.middle : 1;
-        Section section;
-        section.begin = 0;
-        for (int span = 0; section.begin < w.cols_padded; span += section.stride, section.begin = section.end) {
-            load_section(*tile.in, tile.row, rows, w, span, factor, few, section);
-            multiply_panels<Format>(tile, rows, panels, next_panel, section, few ? lows : nullptr);
-        }
-        return few;
+    const bool few = has_minima(w) && rows <= kDirectRows && !is_decoded<Format>(w, rows);
+    const int factor = w.zeros == nullptr ? offset_of(Format::kRun) - w.middle : 1;
+    Section section;
+    section.begin = 0;
+    for (int span = 0; section.begin < w.cols_padded; span += section.stride, section.begin = section.end) {
+        load_section(*tile.in, tile.row, rows, w, span, factor, few, section);
+        multiply_panels<Format>(tile, rows, panels, next_panel, section, few ? lows : nullptr);
     }
+    return few;
 }
 
 // out[r, 16p + c] = sum over k of in[row + r, k] * W[16 (panel + p) + c, k], for `rows` rows and `panels` panels, up to

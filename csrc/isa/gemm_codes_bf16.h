@@ -38,11 +38,11 @@ static void direct_pairs_tile(const CodeTile& tile) {
                     HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
                         HEADRACE_PREFETCH(at + p * w.panel_bytes + kCodesAhead + 64 * line);
                     }
-                    Pairs pairs[kPairs];
+                    PairFactors pairs[kPairs];
                     decoders[p](at + p * w.panel_bytes, pairs);
                     HEADRACE_UNROLL for (int j = 0; j < kPairs; ++j) {
                         HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                            sums[r][p] = dot(sums[r][p], pairs[j], Pairs::broadcast(a[r] + i + 2 * j));
+                            sums[r][p] = dot(sums[r][p], pairs[j], a[r] + i + 2 * j);
                         }
                     }
                 }
@@ -70,7 +70,7 @@ template <int P>
 struct PairChunk {
     int begin, end;
     Side side[P];
-    alignas(64) std::uint8_t pairs[P][kChunkFeatures * 2 * kPanel];
+    alignas(64) std::uint8_t pairs[P][kChunkFeatures / 2 * sizeof(PairFactors)];
     alignas(64) float sums[kPairRows][P * kPanel];  // of a group that does not end with the chunk
 };
 
@@ -93,12 +93,11 @@ static void pair_chunk_tile(const CodeTile& tile, int first_row, PairChunk<P>& c
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) a[r] = tile.activations<bf16_t>(first_row + r, 0);
     std::size_t at = 0;
     for (int k = begin, part = 0; k < end; ++part) {
-        for (const int stop = least(begin % w.group == 0 ? k + w.group : end, end); k < stop; k += 2, at += 64) {
-            Pairs pairs[P];
-            HEADRACE_UNROLL for (int p = 0; p < P; ++p) pairs[p] = Pairs::load(chunk.pairs[p] + at);
+        for (const int stop = least(begin % w.group == 0 ? k + w.group : end, end); k < stop; k += 2, at += sizeof(PairFactors)) {
+            PairFactors pairs[P];
+            HEADRACE_UNROLL for (int p = 0; p < P; ++p) pairs[p] = PairFactors::load(chunk.pairs[p] + at);
             HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                const Pairs two = Pairs::broadcast(a[r] + k);
-                HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = dot(sums[r][p], pairs[p], two);
+                HEADRACE_UNROLL for (int p = 0; p < P; ++p) sums[r][p] = dot(sums[r][p], pairs[p], a[r] + k);
             }
         }
         if (!complete) break;
@@ -163,9 +162,11 @@ static bool multiply_pairs_directly(CodeTile tile, int rows) {
             return true;
         }
     }
-    if (kCodePanels == 1 || rows > 1) return false;
-    if constexpr (kCodePanels > 1) direct_pairs_tile<Format, false, 1, P>(tile);
-    return true;
+    if constexpr (kBySixteen || kCodePanels > 1) {
+        if (rows == 1) direct_pairs_tile<Format, false, 1, P>(tile);
+        return rows == 1;
+    }
+    return false;
 }
 
 template <int P>
@@ -182,9 +183,17 @@ static void panels_of_pairs(CodeTile tile, int rows) {
 static void gemm_pair_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                             std::size_t out_stride) {
     CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
+    constexpr int kOfOneRow = kBySixteen ? 4 : kCodePanels, kOfFewRows = kBySixteen ? 2 : kCodePanels;
+    const int width = rows == 1 ? kOfOneRow : rows < kCodeRows ? kOfFewRows : kCodePanels;
     for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
-        taken = panels >= kCodePanels ? kCodePanels : 1;
-        taken == 1 ? panels_of_pairs<1>(tile, rows) : panels_of_pairs<kCodePanels>(tile, rows);
+        taken = panels >= width ? width : 1;
+        if (taken == 1) {
+            panels_of_pairs<1>(tile, rows);
+        } else if (taken == kOfFewRows) {
+            panels_of_pairs<kOfFewRows>(tile, rows);
+        } else {
+            panels_of_pairs<kOfOneRow>(tile, rows);
+        }
     }
 }
 #endif

@@ -109,6 +109,13 @@ struct DirectTile {
     std::size_t ask_step;
     int turn_span;
     bool far;
+
+    HEADRACE_METHOD void next_rows(int rows, int spans) {
+        row_starts += rows * spans;
+        row_scales += rows * spans;
+        activations += rows * activations_stride;
+        out += rows * out_stride;
+    }
 };
 
 // Bytes that a panel has of a feature: twice the bits of a code.
@@ -141,7 +148,7 @@ HEADRACE_INLINE void add_products(const Format& format, int features, RowPointer
                 HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
                     I32x16& sum = way == 0 ? sums[r][p] : more[way][r][p];
                     const auto* four = static_cast<const std::int8_t*>(rows.at(r)) + 4 * (kVectors * step + v);
-                    sum = dot_codes<Format::kSmall>(sum, codes[p][v], four);
+                    sum = dot_codes<Format::kRun>(sum, codes[p][v], four);
                 }
             }
         }
@@ -191,7 +198,47 @@ HEADRACE_INLINE void add_products(const Format& format, int features, RowPointer
     }
 }
 
-template <class Format, bool kFar, int R, int P>
+// The same with one panel, 16 features at a time, for sets that add up in 16 bits. kSpan: `features`, or 0 where they are not
+// known before.
+template <class Format, int kSpan, int R>
+HEADRACE_INLINE void add_sixteens(const Format& format, int features, RowPointers& rows, const std::uint8_t*& at,
+                                  const std::uint8_t*& ask, std::size_t ask_step, int& half, I32x16 (&sums)[R][1]) {
+    const auto prefetch = [&]() __attribute__((always_inline)) {
+        HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line, ask += ask_step) HEADRACE_PREFETCH(ask);
+    };
+    const auto next_sixteen = [&]() __attribute__((always_inline)) {
+        if constexpr (Format::kFeatures == 32) {
+            Codes codes[4];
+            if (half == 0) {
+                Format::template take<0, 4>(at, codes);
+                prefetch();
+            } else {
+                Format::template take<4, 4>(at, codes);
+                at += 64 * Format::kLines;
+            }
+            half = 1 - half;
+            add_sixteen<Format::kRun>(sums, rows, [&](int v) { return codes[v]; });
+        } else {
+            Codes codes[Format::kVectors];
+            add_sixteen<Format::kRun>(sums, rows, [&](int v) __attribute__((always_inline)) {
+                if (v % Format::kVectors == 0) {
+                    format.decode(at, codes);
+                    at += 64 * Format::kLines;
+                    prefetch();
+                }
+                return codes[v % Format::kVectors];
+            });
+        }
+        rows.move(16);
+    };
+    if constexpr (kSpan > 0) {
+        HEADRACE_UNROLL for (int k = 0; k < kSpan; k += 16) next_sixteen();
+    } else {
+        for (int left = features; left > 0; left -= 16) next_sixteen();
+    }
+}
+
+template <class Format, bool kFar, int kSpan, int R, int P>
 HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
     const Format format = Format::of(*tile.weight);
     F32x16 acc[R][P];
@@ -206,7 +253,7 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
     const std::uint8_t *at = tile.codes, *ask = tile.ask;
     const float* side = tile.scales;
     const std::size_t panel_bytes = tile.weight->panel_bytes, ask_step = tile.ask_step;
-    const int size = tile.weight->span;
+    const int size = kSpan > 0 ? kSpan : tile.weight->span;
     int half = 0;
     for (int left = tile.features, span = 0; left > 0; left -= size, ++span, side += kPanel) {
         if (span == tile.turn_span) ask = tile.turn;
@@ -221,7 +268,11 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
                 HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r][p] = sums[r][p] * zeros;
             }
         }
-        add_products<Format, kFar, R, P>(format, least(size, left), activations, at, panel_bytes, ask, ask_step, half, sums);
+        if constexpr (kBySixteen) {
+            add_sixteens<Format, kSpan>(format, least(size, left), activations, at, ask, ask_step, half, sums);
+        } else {
+            add_products<Format, kFar, R, P>(format, least(size, left), activations, at, panel_bytes, ask, ask_step, half, sums);
+        }
         F32x16 scales[P];
         if (tile.halves != nullptr) {
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) scales[p] = load_f16(tile.halves + p * tile.halves_stride + span * kPanel);
@@ -249,10 +300,12 @@ HEADRACE_INLINE void direct_tile_of(const DirectTile& tile, int rows) {  // for 
     if constexpr (R > kLeast) {
         if (rows < R) return direct_tile_of<Format, kLeast, R - 1, P>(tile, rows);
     }
-    if constexpr (R <= kWaitingRows<Format>) {
-        if (tile.far) return direct_tile<Format, true, R, P>(tile);
+    if constexpr (kBySixteen) {
+        if (tile.weight->span == Format::kShortSpan) return direct_tile<Format, false, Format::kShortSpan, R, P>(tile);
+    } else if constexpr (R <= kWaitingRows<Format>) {
+        if (tile.far) return direct_tile<Format, true, 0, R, P>(tile);
     }
-    direct_tile<Format, false, R, P>(tile);
+    direct_tile<Format, false, 0, R, P>(tile);
 }
 
 // `rows` (up to kPassRows) rows by P panels, the features of a section, in passes of kLeast to kMost rows; `next`: the
@@ -283,7 +336,7 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
                 load_scales(w, panel, begin, end, w.span, side.scales[p], ahead);
             }
             if (lows != nullptr) add_minima(w, panel, begin, end, section, rows, lows);
-            if (w.zeros != nullptr) load_starts(w, panel, begin, end, w.span, offset_of(Format::kSmall), side.starts[p]);
+            if (w.zeros != nullptr) load_starts(w, panel, begin, end, w.span, offset_of(Format::kRun), side.starts[p]);
         }
         const std::uint8_t* codes = codes_of<Format>(w, tile.panel, begin);
         DirectTile pass{.weight = &w, .codes = codes, .activations = tile.activations<char>(0, begin),
@@ -309,10 +362,7 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
             const int some = ceil_div(rows - row, left);
             direct_tile_of<Format, kLeast, kMost, P>(pass, some);
             row += some;
-            pass.row_starts += some * section.stride;
-            pass.row_scales += some * section.stride;
-            pass.activations += some * pass.activations_stride;
-            pass.out += some * pass.out_stride;
+            pass.next_rows(some, section.stride);
             pass.ask += (end - begin) / Format::kFeatures * Format::kLines * pass.ask_step;
         }
     }

@@ -17,6 +17,9 @@
 #define HEADRACE_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
 #define HEADRACE_PREFETCH_L2(address) __builtin_prefetch(address, 0, 2)  // not into the first-level cache
 #define HEADRACE_ALONE [[maybe_unused]] __attribute__((noinline)) static  // compiled once, however often it is called
+#define HEADRACE_UNROLL _Pragma("GCC unroll 16")  // register tiles stay in registers only if their loops are unrolled
+#define HEADRACE_OPAQUE(value) __asm__("" : "+r"(value))
+#define HEADRACE_OPAQUE_VECTOR(value) __asm__("" : "+x"(value))
 #else
 #define HEADRACE_INLINE static inline
 #define HEADRACE_METHOD inline
@@ -24,6 +27,9 @@
 #define HEADRACE_PREFETCH_WRITE(address) ((void)(address))
 #define HEADRACE_PREFETCH_L2(address) ((void)(address))
 #define HEADRACE_ALONE [[maybe_unused]] static
+#define HEADRACE_UNROLL
+#define HEADRACE_OPAQUE(value) ((void)(value))
+#define HEADRACE_OPAQUE_VECTOR(value) ((void)(value))
 #endif
 
 namespace headrace::HEADRACE_ISA {
