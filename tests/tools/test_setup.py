@@ -19,7 +19,16 @@ from pip._vendor.distlib.scripts import ScriptMaker
 from tests.places import ROOT
 
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "build", "dist", "work", "scratch", "__pycache__", "_native*.so", "_build_info.py", ".*_cache"
+    ".git",
+    ".venv",
+    "build",
+    "dist",
+    "work",
+    "scratch",
+    "__pycache__",
+    "_native*.so",
+    "_build_info.py",
+    ".*_cache",
 )
 INTERPRETER = os.path.realpath(sys._base_executable)
 VARIABLES = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHON"))}
