@@ -132,9 +132,9 @@ def test_the_table_in_the_docs_is_complete() -> None:
 
 
 def test_hf_overrides_replace_fields_of_the_config() -> None:
-    plan = survey(EngineConfig("tale", hf_overrides={"max_position_embeddings": 77}, kv_cache_memory="4MiB"))
+    plan = survey(EngineConfig("tale", hf_overrides={"max_position_embeddings": 77}, kv_cache_memory="8MiB"))
     assert plan.resolved.max_model_len == 77 == plan.spec.max_position
-    assert survey(EngineConfig("tale", kv_cache_memory="4MiB")).resolved.max_model_len == 1024
+    assert survey(EngineConfig("tale", kv_cache_memory="8MiB")).resolved.max_model_len == 1024
 
 
 def test_another_tokenizer(tmp_path: Path) -> None:

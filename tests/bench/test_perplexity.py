@@ -104,7 +104,11 @@ def test_what_fewer_bits_cost(tale: LLM, weights: str, kv: str, worst: float) ->
     if tale.parts.resolved.kernels is None:
         needs.lacking("native", "only the native kernels read these formats")
     (row,) = perplexity_rows(
-        EngineConfig("tale", num_threads=1), TEXTS, weights=[weights], kv=[kv], progress=lambda what: None
+        EngineConfig("tale", dtype="bfloat16", num_threads=1),
+        TEXTS,
+        weights=[weights],
+        kv=[kv],
+        progress=lambda what: None,
     )
     ratio = row.values["perplexity"] / score(tale, TEXTS).perplexity
     assert 1 / worst < ratio < worst

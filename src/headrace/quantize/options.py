@@ -15,9 +15,6 @@ from headrace.quantize.rounding.fp8 import Strategy
 from headrace.quantize.rounding.gptq import DAMPING, Order
 from headrace.quantize.rounding.scheme import BITS
 
-HEAD = "head"
-"""Its name among the errors of a report."""
-
 
 @dataclass(frozen=True, slots=True)
 class Width:

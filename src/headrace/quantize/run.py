@@ -35,8 +35,9 @@ from headrace.quantize.formats.files import Unfinished, open_unfinished, write_t
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import check_finite, floats_of, mean_error, stacked
 from headrace.quantize.methods.table import Inputs
-from headrace.quantize.options import HEAD, QuantizeOptions, Report, check_texts, check_tokens
+from headrace.quantize.options import QuantizeOptions, Report, check_texts, check_tokens
 from headrace.quantize.rounding.gptq import relative_error
+from headrace.quantize.transforms.ends import HEAD
 
 
 def quantize(

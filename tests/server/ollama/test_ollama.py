@@ -377,7 +377,7 @@ def test_what_is_served(tale: ServeProcess) -> None:
     assert model.digest and re.fullmatch("[0-9a-f]{32,}", model.digest)
     assert model.details and model.details.family == "llama" and model.details.format == "safetensors"
     assert model.details.parameter_size and re.fullmatch(r"\d+\.\dM", model.details.parameter_size)
-    assert model.details.quantization_level == "bf16"
+    assert model.details.quantization_level in ("bf16", "bf16-a32")  # as the CPU multiplies bfloat16, or not
     loaded = client.ps().models[0]
     assert loaded.model == "tale" and loaded.context_length and loaded.expires_at
     shown = client.show("tale:latest")

@@ -12,8 +12,9 @@ from headrace.program.records import WeightRef
 from headrace.quantize.bits.budget import Table
 from headrace.quantize.job import Job
 from headrace.quantize.matrices import floats_of
-from headrace.quantize.options import HEAD, QuantizeOptions, Width
+from headrace.quantize.options import QuantizeOptions, Width
 from headrace.quantize.rounding.scheme import BITS, Scheme
+from headrace.quantize.transforms.ends import HEAD
 
 FLOATS = "as it was"
 _BIT = 0.25

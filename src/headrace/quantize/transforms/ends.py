@@ -20,9 +20,11 @@ from headrace.models.stored import StoredWeights
 from headrace.models.weights import Projection, Weights
 from headrace.program.records import Program, WeightRef
 from headrace.quantize.formats.base import Tensor
-from headrace.quantize.options import HEAD
 from headrace.quantize.transforms.plain import PlainTensors, stored_type
 from headrace.quantize.transforms.rotations import Rotations
+
+HEAD = "head"
+"""Its name among the errors of a report."""
 
 
 class Ends:
