@@ -443,7 +443,7 @@ def test_refusals(tmp_path: Path, words: list[str], said: str, capsys: pytest.Ca
 def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(ModelError, match=r"GB, but its disk has 0\.00 GB free"):
+    with pytest.raises(ModelError, match=r" needs [\d,]+ bytes, but its disk has 1,000 bytes free"):
         pack(EngineConfig("tale", num_threads=1), tmp_path / "packed")
     assert list(tmp_path.iterdir()) == []
 

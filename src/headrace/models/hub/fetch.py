@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace.errors import ModelError, ModelNotFound
+from headrace.models.disk import gigabytes
 from headrace.models.hub.files import gguf_models, needed_files, side_files, weight_shards
 from headrace.models.hub.reference import Reference
 from headrace.models.hub.remote import HubFailure, Listing, cache_folder, list_files
@@ -190,13 +191,9 @@ def _check_room(cache: Path, repository: Path, total: int) -> None:
     free = shutil.disk_usage(there).free
     if total - came > free:
         raise ModelError(
-            f"the download needs {_gigabytes(total - came)}, but the disk of the cache {cache} has {_gigabytes(free)} "
+            f"the download needs {gigabytes(total - came)}, but the disk of the cache {cache} has {gigabytes(free)} "
             "free; name a folder on another disk with --download-dir or HF_HUB_CACHE, or delete models: `headrace rm`"
         )
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 10**7 else f"{size:,} bytes"
 
 
 def _write_ref(target: Target, reference: Reference) -> None:

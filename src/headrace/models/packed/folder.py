@@ -15,12 +15,12 @@ from pathlib import Path
 
 from headrace.errors import ConfigError, ModelError
 from headrace.gguf.vocabulary import VOCABULARY_FILE
+from headrace.models.disk import check_room
 from headrace.models.hub.files import INDEX, side_files
 from headrace.models.packed.header import HEADER_FILE
 from headrace.models.source import ModelSource
 
 _OWN = ("config.json", "generation_config.json")  # written from what was read, with overrides
-_MARGIN = 1 << 20
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -45,9 +45,7 @@ def new_folder(folder: Path, size: int) -> Iterator[Path]:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
     try:
         _lock(held)
-        free = shutil.disk_usage(fresh).free
-        if size + _MARGIN > free:
-            raise ModelError(f"{folder} needs {size / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free")
+        check_room(folder, fresh, size)
         yield fresh
         try:
             fresh.rename(folder)

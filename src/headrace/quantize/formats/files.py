@@ -21,6 +21,7 @@ import numpy as np
 from headrace import __version__
 from headrace.errors import ConfigError, ModelError
 from headrace.evaluation.quality import remove_quality
+from headrace.models.disk import check_room
 from headrace.models.identity import weights_identity
 from headrace.models.source import ModelSource
 from headrace.quantize.formats.base import Form, Tensor
@@ -33,7 +34,6 @@ _FILES, _LAYERS, _PACKED = "files", "layers", "packed"
 _COMMITTED = "committed"
 _PART = ".part"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MARGIN = 1 << 20
 
 
 class Unfinished:
@@ -66,11 +66,7 @@ class Unfinished:
                 path.unlink()
             elif path.is_file():
                 there += path.stat().st_size
-        size, free = size * self._copies, shutil.disk_usage(self.path).free
-        if size - there + _MARGIN > free:
-            raise ModelError(
-                f"{self.folder} needs {size / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free"
-            )
+        check_room(self.folder, self.path, size * self._copies - there)
         if not self.state:
             self.files.mkdir()
             self.state = {"key": key}
