@@ -4,7 +4,7 @@
 //   kLines      lines of 64 bytes that a unit has in a panel
 //   kVectors    kFeatures / 4: vectors of 16 columns by 4 features, as products of whole numbers read them
 //   kWhole      decode() exists: codes are whole numbers, and meet int8 activations
-//   kRun        0 for codes of 8 bits, else of run_of(): how many vectors of products a set may add up in 16 bits
+//   kRun        0 for codes of 8 bits and of tables, else of run_of(): how many vectors of products a set may add up in 16 bits
 //   kUsual      products of it are compiled for tiles of every shape
 //   kShortSpan  the spans of 16 or 32 features that it is often stored with
 //   kAsStored   decode() changes nothing: the panel itself is read

@@ -74,7 +74,7 @@ struct ShortSums;  // of sets whose run_of() is more than 1
 
 // The same for R rows and 16 features, whose codes(v) are called for in turn.
 template <int kRun, int R, int P, typename CodesOf>
-HEADRACE_INLINE void add_sixteen(I32x16 (&sums)[R][P], const RowPointers& rows, CodesOf codes) {
+HEADRACE_INLINE void add_sixteen_features(I32x16 (&sums)[R][P], const RowPointers& rows, CodesOf codes) {
     const auto features = [&](int r, int v) { return static_cast<const std::int8_t*>(rows.at(r)) + 4 * v; };
     if constexpr (kRun <= 1) {
         HEADRACE_UNROLL for (int v = 0; v < 4; ++v) {

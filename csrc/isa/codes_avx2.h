@@ -36,8 +36,8 @@ HEADRACE_INLINE I32x16 dot_small(I32x16 acc, Codes codes, const std::int8_t* fou
 // A word of 16 bits holds the products of two features, of up to (2^bits - 1) * 127 each, of so many vectors.
 constexpr int run_of(int bits) { return bits < 6 ? 4 : bits == 6 ? 2 : 1; }
 
-// Sums of kRun vectors of products in words, widened at once: two instructions a vector instead of three. The compiler
-// must not put them together in another order, in which they do not fit into registers.
+// Sums of kRun vectors of products in words, widened at once: two instructions for each further vector, not three. The
+// compiler must not put them together in another order, in which they do not fit into registers.
 template <int kRun>
 struct ShortSums {
     __m256i a, b;

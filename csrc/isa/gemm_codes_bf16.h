@@ -172,14 +172,16 @@ static bool multiply_pairs_directly(CodeTile tile, int rows) {
 template <int P>
 static void panels_of_pairs(CodeTile tile, int rows) {
     if (with_format(tile.weight->format, [&]<class Format>() { return multiply_pairs_directly<Format, P>(tile, rows); })) return;
-    for (int some; rows > 0; rows -= some, tile.row += some, tile.out += some * tile.out_stride) {
-        some = least(rows, kPairRows);
-        chunk_pairs<P>(tile, some);
+    if constexpr (!kBySixteen || P <= 2) {  // more panels are for one row, which is multiplied by now
+        for (int some; rows > 0; rows -= some, tile.row += some, tile.out += some * tile.out_stride) {
+            some = least(rows, kPairRows);
+            chunk_pairs<P>(tile, some);
+        }
     }
 }
 
 #if !HEADRACE_TILES
-// As gemm_whole_codes of gemm_codes.h. Sums are in a fixed order: it takes two panels to have enough of them under way.
+// As gemm_whole_codes of gemm_codes.h. Sums are in a fixed order: it takes several panels to have enough of them under way.
 static void gemm_pair_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                             std::size_t out_stride) {
     CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};

@@ -16,11 +16,12 @@ struct DecodedFormat {
     HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[1]) const { out[0] = Codes::load(at); }
 };
 
-// Whether rows meet decoded codes: more than a tile's do, and all where no tiles are compiled for the format.
+// Whether rows meet decoded codes: more than a tile's do, and all where no tiles are compiled for the format. Codes of 8
+// bits need no decoding, and whole spans of more features than there is memory for are decoded in registers.
 template <class Format>
 HEADRACE_INLINE bool is_decoded(const Matrix& w, int rows) {
     const bool chosen = rows > kDirectRows || !(Format::kUsual || kBySixteen);
-    return kCodePanels == 1 && !Format::kAsStored && chosen && w.span <= kDecodedFeatures;
+    return kCodePanels == 1 && !Format::kAsStored && chosen && spans_step(w) <= kDecodedFeatures;
 }
 
 // `rows` (up to kPassRows) rows by one panel, the features of a section; `next`: the panel that follows, or null.

@@ -17,9 +17,13 @@ constexpr int kLowsStride = 64;  // floats: of four panels
 constexpr int kSectionSize = 192 * kPassRows, kPassSpans = 384, kStreamSpans = 32, kPassFeatures = 8192;
 constexpr int kSumsSize = kSectionSize / 4;  // of few rows
 
-// Both begin and end where super-blocks, spans and units of codes do.
+// Both begin and end where super-blocks, spans and units of codes do: after a whole number of so many features.
+HEADRACE_INLINE int spans_step(const Matrix& w) {
+    return is_super(w.scale_type) ? kSuper : w.span % 32 == 0 ? w.span : 2 * w.span;
+}
+
 HEADRACE_INLINE int spans_end(const Matrix& w, int begin, int spans, int features) {
-    const int step = is_super(w.scale_type) ? kSuper : w.span % 32 == 0 ? w.span : 2 * w.span;
+    const int step = spans_step(w);
     const int most = step > features ? step : largest(step, least(spans * w.span, features) / step * step);
     return least(begin + most, w.cols_padded);
 }
@@ -104,7 +108,7 @@ struct DirectTile {
     bool accumulate;
     // What is prefetched: the lines from `ask` on of each panel, `ask_step` bytes further with each 64 bytes of it, and from
     // `turn` on when the tile reaches span `turn_span`. Where `far` is true, also the lines kCodesFar bytes after those, into
-    // the second cache, which can wait for more lines at once than the first.
+    // the second cache, which can wait for more lines at once than the first (not in sets that add up in 16 bits).
     const std::uint8_t *ask, *turn;
     std::size_t ask_step;
     int turn_span;
@@ -201,7 +205,7 @@ HEADRACE_INLINE void add_products(const Format& format, int features, RowPointer
 // The same with one panel, 16 features at a time, for sets that add up in 16 bits. kSpan: `features`, or 0 where they are not
 // known before.
 template <class Format, int kSpan, int R>
-HEADRACE_INLINE void add_sixteens(const Format& format, int features, RowPointers& rows, const std::uint8_t*& at,
+HEADRACE_INLINE void add_by_sixteen(const Format& format, int features, RowPointers& rows, const std::uint8_t*& at,
                                   const std::uint8_t*& ask, std::size_t ask_step, int& half, I32x16 (&sums)[R][1]) {
     const auto prefetch = [&]() __attribute__((always_inline)) {
         HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line, ask += ask_step) HEADRACE_PREFETCH(ask);
@@ -217,10 +221,10 @@ HEADRACE_INLINE void add_sixteens(const Format& format, int features, RowPointer
                 at += 64 * Format::kLines;
             }
             half = 1 - half;
-            add_sixteen<Format::kRun>(sums, rows, [&](int v) { return codes[v]; });
+            add_sixteen_features<Format::kRun>(sums, rows, [&](int v) { return codes[v]; });
         } else {
             Codes codes[Format::kVectors];
-            add_sixteen<Format::kRun>(sums, rows, [&](int v) __attribute__((always_inline)) {
+            add_sixteen_features<Format::kRun>(sums, rows, [&](int v) __attribute__((always_inline)) {
                 if (v % Format::kVectors == 0) {
                     format.decode(at, codes);
                     at += 64 * Format::kLines;
@@ -269,7 +273,7 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
             }
         }
         if constexpr (kBySixteen) {
-            add_sixteens<Format, kSpan>(format, least(size, left), activations, at, ask, ask_step, half, sums);
+            add_by_sixteen<Format, kSpan>(format, least(size, left), activations, at, ask, ask_step, half, sums);
         } else {
             add_products<Format, kFar, R, P>(format, least(size, left), activations, at, panel_bytes, ask, ask_step, half, sums);
         }
