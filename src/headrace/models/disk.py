@@ -1,14 +1,36 @@
-"""Room on a disk, asked for before anything is written."""
+"""What a disk must offer to a folder that will be made, asked for before the work."""
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
 
 _MARGIN = 1 << 20
 """For what is small: configs, headers, the folder itself."""
+
+
+TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+"""Of a rename to a name that something else has."""
+
+
+def check_new(folder: Path) -> None:
+    """Raises ConfigError where something of that name is there, other than an empty folder, or where no folder can be
+    given that name."""
+    try:
+        is_folder = folder.is_dir() and not folder.is_symlink()
+        if os.path.lexists(folder) and not (is_folder and not any(folder.iterdir())):
+            raise ConfigError(f"{folder} is there already: name a folder that is not")
+        if os.path.ismount(folder):
+            raise ConfigError(f"{folder} is a mount point: name a folder in it")
+        above = next(one for one in folder.absolute().parents if one.exists())
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
+    if not above.is_dir():
+        raise ConfigError(f"{folder} cannot be made: {above} is not a folder")
 
 
 def check_room(folder: Path, path: Path, size: int) -> None:

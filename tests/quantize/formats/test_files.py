@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 
 from headrace.cli import main
 from headrace.errors import ConfigError, ModelError
+from headrace.models.packed.folder import new_folder
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
-from headrace.quantize.formats.files import check_absent, open_unfinished
+from headrace.quantize.formats.files import Unfinished, check_absent, open_unfinished
 from headrace.quantize.options import QuantizeOptions
 from headrace.quantize.run import quantize
 from tests.places import TALE
@@ -224,6 +226,73 @@ def test_what_is_no_folder_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     check_absent(tmp_path / "empty")
     check_absent(tmp_path / "new")
+
+
+def test_names_that_no_folder_can_have(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place: AbstractContextManager[object]
+    for name, why in (
+        ("x" * 256, "File name too long"),
+        ("x" * 250, "File name too long"),  # not itself: the name that it has until then
+        ("file/out", "file is not a folder"),
+        ("file/out/deeper", "file is not a folder"),
+    ):
+        for place in (open_unfinished(tmp_path / name), new_folder(tmp_path / name, 0)):
+            with pytest.raises(ConfigError, match=f"cannot be made: .*{why}"), place:
+                pass
+    for place in (open_unfinished(Path("/proc")), new_folder(Path("/proc"), 0)):
+        with pytest.raises(ConfigError, match="is there already"), place:
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_mount_point_is_not_renamed_onto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == folder)
+    with pytest.raises(ConfigError, match="is a mount point"):
+        check_absent(folder)
+
+
+@pytest.mark.parametrize("format", ["compressed-tensors", "headrace", "gguf:Q4_0"])
+def test_a_name_that_is_taken_meanwhile_costs_no_work(
+    format: str,
+    tiny: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The finished files stay until the command is given again and the name is free."""
+    out, other = tmp_path / "out", tmp_path / "out" / "other"
+    words = ["quantize", "-o", str(out), "--format", format, "--method", "rtn", "--samples", "0"]
+    words += [
+        "--num-threads",
+        "1",
+        *(["tale"] if format.startswith("gguf") else [tiny, "--group-size", "32"]),
+    ]
+    commit = Unfinished.commit
+
+    def too_late(place: Unfinished, made: Path | None = None) -> None:
+        out.mkdir()
+        other.touch()
+        commit(place, made)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "commit", too_late)
+        assert main(words) == 1
+    assert "move it away, and the same command" in capsys.readouterr().err
+    kept = tmp_path / ".out.unfinished" / "files"
+    files = contents(kept)
+    assert main(words) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert contents(kept) == files and contents(out) == {"other": b""}
+    shutil.rmtree(out)
+    monkeypatch.setattr("headrace.models.loader.read_some", None)  # nothing is made again
+    monkeypatch.setattr("headrace.quantize.run.read_some", None)
+    monkeypatch.setattr("headrace.quantize.gguf.run.read_some", None)
+    assert main(words) == 0
+    assert format == "headrace" or contents(out) == files
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_nothing_stays_where_nothing_was_begun(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,13 +209,18 @@ def _gated(
             limits,
             lambda one: make(one.options),
             lambda: _compare(args, source, place.files, measured_on),
-            lambda text: print(text, file=sys.stderr),
+            _say,
         )
     except LimitsNotMet:
         place.discard()
         raise
     said += _write_quality(args, report, (divergence, agreement), place.files, limits, plan.wide)
     return report
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # the reader may have gone: the work goes on
+        print(text, file=sys.stderr)
 
 
 def _check_model(

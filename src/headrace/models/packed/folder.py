@@ -15,13 +15,12 @@ from pathlib import Path
 
 from headrace.errors import ConfigError, ModelError
 from headrace.gguf.vocabulary import VOCABULARY_FILE
-from headrace.models.disk import check_room
+from headrace.models.disk import TAKEN, check_new, check_room
 from headrace.models.hub.files import INDEX, side_files
 from headrace.models.packed.header import HEADER_FILE
 from headrace.models.source import ModelSource
 
 _OWN = ("config.json", "generation_config.json")  # written from what was read, with overrides
-_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -33,8 +32,7 @@ def new_folder(folder: Path, size: int) -> Iterator[Path]:
     runs, and ModelError where it cannot be written, as where the disk is full. What killed processes have left of the
     same folder is removed first.
     """
-    if folder.is_symlink() or folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already: name a folder that is not")
+    check_new(folder)
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +48,7 @@ def new_folder(folder: Path, size: int) -> Iterator[Path]:
         try:
             fresh.rename(folder)
         except OSError as error:
-            if error.errno in _TAKEN:
+            if error.errno in TAKEN:
                 raise ModelError(
                     f"{folder} was made by another process meanwhile; nothing was kept"
                 ) from error

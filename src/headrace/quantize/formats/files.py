@@ -21,7 +21,7 @@ import numpy as np
 from headrace import __version__
 from headrace.errors import ConfigError, ModelError
 from headrace.evaluation.quality import remove_quality
-from headrace.models.disk import check_room
+from headrace.models.disk import TAKEN, check_new, check_room
 from headrace.models.identity import weights_identity
 from headrace.models.source import ModelSource
 from headrace.quantize.formats.base import Form, Tensor
@@ -60,6 +60,8 @@ class Unfinished:
             for path in (self.files, self.layers, self.packed):
                 shutil.rmtree(path, ignore_errors=True)
             self.state = {}
+        if self.state.pop(_COMMITTED, None):
+            self.save()
         there = 0
         for path in list(self.path.rglob("*")):
             if path.suffix == _PART:
@@ -79,10 +81,22 @@ class Unfinished:
         _replace(self.path / STATE, [json.dumps(self.state).encode()])
 
     def commit(self, made: Path | None = None) -> None:
-        """Give `files`, or `packed`, the name `folder`, and remove all else."""
-        self.state[_COMMITTED] = True
+        """Give `files`, or `packed`, the name `folder`, and remove all else. Raises ModelError, and keeps all, where
+        something else got that name meanwhile."""
+        made = made or self.files
+        self.state[_COMMITTED] = made.name
         self.save()
-        (made or self.files).rename(self.folder)
+        try:
+            made.rename(self.folder)
+        except OSError as error:
+            del self.state[_COMMITTED]
+            self.save()
+            if error.errno in TAKEN:
+                raise ModelError(
+                    f"{self.folder} was made by another process meanwhile: move it away, and the same command gives "
+                    f"its name to what is finished, which is in {self.path}"
+                ) from error
+            raise
         _remove(self.path)
 
     def discard(self) -> None:
@@ -118,9 +132,9 @@ def open_unfinished(folder: Path, copies: int = 1) -> Iterator[Unfinished]:
         yield Unfinished(folder, path, copies)
     except OSError as error:
         why = "its disk is full" if error.errno in _FULL else error.strerror or str(error)
+        kept = f"; the finished layers are in {path}, and the same command goes on from there"
         raise ModelError(
-            f"{folder} cannot be written: {why}; the finished layers are in {path}, and the same command goes on "
-            "from there"
+            f"{folder} cannot be written: {why}{kept if (path / STATE).exists() else ''}"
         ) from error
     finally:
         try:
@@ -156,20 +170,29 @@ def _is(opened: int, path: Path) -> bool:
 
 
 def check_absent(folder: Path) -> None:
-    """Raises ConfigError where something of that name is there, other than an empty folder. What a process has left
-    that was killed just after it had given the folder its name is removed."""
-    is_folder = folder.is_dir() and not folder.is_symlink()
-    if not os.path.lexists(folder) or (is_folder and not any(folder.iterdir())):
-        return
-    path = _hidden(folder)
+    """As `models.disk.check_new`. What a process has left that was killed just after it had given the folder its name
+    is removed."""
+    try:
+        check_new(folder)
+    except ConfigError:
+        _remove_committed(_hidden(folder))
+        raise
+
+
+def _remove_committed(path: Path) -> None:
     with suppress(OSError):
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            if _lock(held) and (_read_state(path).get(_COMMITTED) or not any(path.iterdir())):
+            if _lock(held) and (_is_committed(path) or not any(path.iterdir())):
                 _remove(path)
         finally:
             os.close(held)
-    raise ConfigError(f"{folder} is there already: name a folder that is not")
+
+
+def _is_committed(path: Path) -> bool:
+    """Whether what was made in a hidden folder has left it, under its own name."""
+    name = _read_state(path).get(_COMMITTED)
+    return name in (_FILES, _PACKED) and not os.path.lexists(path / name)
 
 
 def _remove(path: Path) -> None:
