@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.errors import TokenizerError
+from headrace.text.tokenizer import Tokenizer
 
 TALE = Path(headrace.__file__).parent / "bundled" / "tale"
 SECONDS = 20
@@ -201,3 +203,27 @@ def test_devices_and_pipes_in_the_folder_are_refused(folder: Path) -> None:
     (other / "config.json").unlink()
     os.mkfifo(other / "config.json")  # reading it would wait for ever
     assert all(said.startswith("refused:") for said in load(folder, other).values())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates/tool.jinja",
+    ],
+)
+def test_a_pipe_in_the_place_of_a_tokenizers_file_is_refused(folder: Path, name: str) -> None:
+    """To open it would wait for who writes to it."""
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)  # in its place chat_template.json is read
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(TokenizerError, match=f"^{Path(name).name} cannot be read: it is not a regular file"):
+        Tokenizer.from_folder(folder)

@@ -97,7 +97,9 @@ def write_tokenizer_config(folder: Path, files: TokenizerFiles) -> None:
 
 
 def read_text(path: Path, max_bytes: int) -> str | None:
-    """A UTF-8 file's text, or None if there is no such file."""
+    """A UTF-8 file's text, or None if there is no such file. Raises TokenizerError for anything else."""
+    if path.exists() and not path.is_file():  # to open a pipe waits for who writes to it
+        raise TokenizerError(f"{path.name} cannot be read: it is not a regular file.")
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
