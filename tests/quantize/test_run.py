@@ -170,7 +170,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize(("method", "step"), [("gptq", 1), ("awq", 3)])
+@pytest.mark.parametrize(("method", "step"), [("gptq", 1), ("awq", 3), ("awq-gptq", 3)])
 def test_a_killed_run_goes_on_and_gives_the_same_files(
     method: str, step: int, tiny: str, tmp_path: Path
 ) -> None:
@@ -231,7 +231,10 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
         ([str(tmp_path / "out")], "is quantised already, with gptq"),
         (["shape:llama-3.2-1b"], "has random weights"),
         ([tiny, "--bits", "3", "--format", "awq"], "holds 4 bits, not 3: --format compressed-tensors does"),
-        ([tiny, "--method", "rtn", "--act-order"], "--act-order is for --method gptq, leave it out"),
+        (
+            [tiny, "--method", "rtn", "--act-order"],
+            "--act-order is for --method gptq and awq-gptq, leave it out",
+        ),
         ([tiny, "--act-order", "group"], "use --act-order static, or --format gptq"),
         ([tiny, "--group-size", "8"], "must be 16 to 256"),
         ([tiny, "--group-size", "few"], "must be 16 to 256, or channel"),
@@ -380,6 +383,7 @@ def test_progress_without_texts_is_that_of_layers(
         ("gptq", "gptq", None),
         ("gptq", "gptq", "group"),
         ("gptq", "awq", None),
+        ("compressed-tensors", "awq-gptq", None),
         ("compressed-tensors", "smoothquant", None),
         ("compressed-tensors", "fp8", None),
     ],
@@ -400,7 +404,7 @@ def test_every_family_hardly_moves_with_8_bits(
     least = 0.04 if method == "fp8" else 0.02
     assert max(report.errors.values()) < least
     before, after = matrices(str(tmp_path / "model")), matrices(str(tmp_path / "out"))
-    for name, weight in before.items() if method not in ("awq", "smoothquant") else ():
+    for name, weight in before.items() if method in ("gptq", "fp8") else ():
         assert (after[name] - weight).norm() < least * weight.norm(), name
 
     options = {"tokenizer": "tale", "dtype": "float32", "num_threads": 1, "show_progress": False}

@@ -68,11 +68,13 @@ class QuantizeOptions:
                 raise ConfigError(f"the group size must be 16 to 256, or the whole row, got {one.group}")
         if self.order is not None and not METHODS[self.method].ordered:
             raise ConfigError(
-                f"{self.method} has no order of columns: --act-order is for --method gptq, leave it out"
+                f"{self.method} has no order of columns: --act-order is for --method gptq and awq-gptq, leave it out"
             )
         self._check_eight_bits()
         if self.widths and METHODS[self.method].only_eight:
-            raise ConfigError(f"{self.method} gives all matrices 8 bits: widths are for rtn, gptq and awq")
+            raise ConfigError(
+                f"{self.method} gives all matrices 8 bits: widths are for rtn, gptq, awq and awq-gptq"
+            )
         for bits in {self.bits, *(width.bits for _, width in self.widths)}:
             check_format(METHODS[self.method].formats, self.format, bits, self.order)
         if len({width for _, width in self.widths}) > 1 and self.format == "awq":

@@ -42,7 +42,7 @@ def test_matrices_have_the_bits_that_fill_the_budget(format: str, tiny: str, tmp
     torch.set_num_threads(1)
     source = resolve_model(tiny)
     spec = stored_spec(source)
-    options = QuantizeOptions(format=format, group=32)
+    options = QuantizeOptions("awq-gptq", format=format, group=32)
     table, widths = width_table(source, spec, options, TEXTS, (16, 32))
     for name, row in table.rows.items():
         loss = {widths[one.name]: one.loss for one in row}

@@ -133,6 +133,36 @@ def test_its_error_is_below_that_of_rounding(bits: int, group: int | None) -> No
     assert nearest == pytest.approx(float(lost), rel=1e-3)
 
 
+@pytest.mark.parametrize("order", [None, "static", "group"])
+@pytest.mark.parametrize("group", [32, None])
+def test_clipping_by_what_errors_cost_lowers_the_error_of_products(
+    group: int | None, order: Literal["static", "group"] | None
+) -> None:
+    weight, x = matrix(32, 128), inputs(128)
+    x[:, ::16] /= 50.0
+    weight[:, ::16] *= 6.0  # what fills the ranges hardly counts
+    hessian = x.T @ x / len(x)
+    whole, clipped = (
+        relative_error(
+            weight, gptq(weight, hessian, Scheme(3, group, clip=clip), order).dequantize(), hessian
+        )
+        for clip in (False, True)
+    )
+    assert clipped < 0.85 * whole
+
+
+def test_clipping_leaves_out_inputs_that_are_always_zero() -> None:
+    weight, x = matrix(8, 64), inputs(64)
+    weight[:, 5::8] *= 4.0
+    x[:, 5::8] = 0.0
+    hessian = x.T @ x / len(x)
+    whole, clipped = (
+        relative_error(weight, gptq(weight, hessian, Scheme(4, 32, clip=clip)).dequantize(), hessian)
+        for clip in (False, True)
+    )
+    assert clipped < 0.75 * whole
+
+
 def test_inputs_that_are_always_zero_leave_plain_rounding() -> None:
     weight, scheme = matrix(8, 64), Scheme(4, 16)
     x = inputs(64)

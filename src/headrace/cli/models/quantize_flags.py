@@ -42,11 +42,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group = parser.add_argument_group("codes")
     group.add_argument(
-        "--method", choices=("rtn", "gptq", "awq", "smoothquant", "fp8", AUTO_METHOD), default="gptq",
+        "--method", choices=("rtn", "gptq", "awq", "awq-gptq", "smoothquant", "fp8", AUTO_METHOD), default="gptq",
         help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error; awq: "
-        "features with large inputs are scaled up before rounding, and ranges are clipped; smoothquant: 8 bits for "
-        "weights and inputs; fp8: 8-bit floats; auto: each matrix gets the bits and group size, or GGUF type, that "
-        "help most within a budget, with the codes of gptq (default: %(default)s)",
+        "features with large inputs are scaled up before rounding, and ranges are clipped; awq-gptq: so, and then "
+        "the codes of gptq; smoothquant: 8 bits for weights and inputs; fp8: 8-bit floats; auto: each matrix gets the "
+        "bits and group size that help most within a budget, with the codes of awq-gptq, or the GGUF type, with those "
+        "of gptq (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--bits",
@@ -252,7 +253,7 @@ def _auto_options(args: argparse.Namespace) -> QuantizeOptions:
         )
     check_texts(AUTO_METHOD, args.samples)
     return QuantizeOptions(
-        "gptq",
+        "awq-gptq",
         group=_group(args.group_size or _GROUP),
         symmetric=not args.asymmetric,
         clip=args.clip,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from headrace.quantize.methods.awq import awq, awq_factors
 from headrace.quantize.methods.smoothquant import smooth_factors
 from headrace.quantize.rounding.fp8 import encode_floats
 from headrace.quantize.rounding.gptq import Order, gptq
-from headrace.quantize.rounding.scheme import rtn
+from headrace.quantize.rounding.scheme import Codes, Scheme, rtn
 from headrace.quantize.transforms.folds import Fold
 
 
@@ -74,15 +74,25 @@ class Method:
         return self.formats is not FORMATS
 
 
+def _gptq(weight: Tensor, inputs: Inputs, scheme: Scheme, how: Settings) -> Codes:
+    return gptq(weight, inputs.power, scheme, how.order, how.damping)
+
+
+def _awq_factors(
+    fold: Fold, weights: Weights, inputs: Hessians, coded: Collection[WeightRef],
+    schemes: Callable[[WeightRef], Any], how: Settings,
+) -> Tensor:  # fmt: skip
+    return awq_factors(fold, weights, inputs, coded, schemes)
+
+
 METHODS: Mapping[str, Method] = {
     "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
-    "gptq": Method(
-        lambda weight, inputs, scheme, how: gptq(weight, inputs.power, scheme, how.order, how.damping),
+    "gptq": Method(_gptq, ordered=True),
+    "awq": Method(lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme), _awq_factors),
+    "awq-gptq": Method(
+        lambda weight, inputs, scheme, how: _gptq(weight, inputs, replace(scheme, clip=True), how),
+        _awq_factors,
         ordered=True,
-    ),
-    "awq": Method(
-        lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme),
-        lambda fold, weights, inputs, coded, schemes, how: awq_factors(fold, weights, inputs, coded, schemes),
     ),
     "smoothquant": Method(
         lambda weight, inputs, scheme, how: rtn(weight, scheme, inputs.hessian),

@@ -31,7 +31,8 @@ def gptq(
 
     hessian: [C, C], the mean of x x^T over the inputs, times any factor. damping: what is added to its diagonal, as a
     part of the diagonal's mean; ten times as much at a time while the matrix is not positive definite. Inputs that were
-    always 0 leave their weights to plain rounding.
+    always 0 leave their weights to plain rounding. With `scheme.clip`, an error counts in the search of a range as what
+    the columns after it cannot take up.
     """
     columns, group = weight.shape[1], scheme.group
     power = hessian.diagonal()
@@ -46,8 +47,9 @@ def gptq(
         of_column = places // (group or columns)
     ahead = group is None or order == "static"
     known: dict[int, tuple[Tensor, Tensor]] = {}
+    costs = torch.where(power[places] > 0, inverse.diagonal().square().reciprocal(), 0.0)  # by place
     if ahead:
-        scales, zeros = ranges(weight, scheme)
+        scales, zeros = ranges(weight, scheme, costs[torch.argsort(places)])
         known = {number: (scales[:, number], zeros[:, number]) for number in range(scales.shape[1])}
 
     codes = torch.empty_like(rest)
@@ -61,7 +63,7 @@ def gptq(
             if number not in known:
                 assert group is not None
                 own = rest[place : place + group].T.contiguous()
-                one_scale, one_zero = ranges(own, scheme)
+                one_scale, one_zero = ranges(own, scheme, costs[place : place + group])
                 known[number] = (one_scale[:, 0], one_zero[:, 0])
             scale, zero = known[number]
             codes[place] = encode(rest[place], scale, zero, scheme.levels)

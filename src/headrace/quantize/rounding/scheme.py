@@ -88,7 +88,8 @@ def ranges(weight: Tensor, scheme: Scheme, hessian: Tensor | None = None) -> tup
     """(scales, zeros), [R, G] each in the weight's type, for a matrix [R, C]; scales as they are stored.
 
     The range of a group holds all of its weights and 0; with `clip`, that part of it which leaves the least error: of
-    the weights, or with a Hessian [C, C] of the products of the group's inputs.
+    the weights, or with a Hessian [C, C] of the products of the group's inputs, or [C], what the square of each error
+    costs.
     Unless it is to be positive, a symmetric scale has the sign that puts the weight of largest magnitude on code 0.
     """
     rows, columns = weight.shape
@@ -132,10 +133,10 @@ def _in_order(columns: int, group: int | None) -> Tensor:
 
 
 def _blocks(hessian: Tensor, count: int, size: int) -> Tensor:
-    """[G, size, size], those of the diagonal; of large groups the diagonal alone, [G, size]."""
+    """[G, size, size], those of the diagonal; of large groups, or a vector, the diagonal alone, [G, size]."""
     padded = torch.zeros(count * size, dtype=hessian.dtype)
-    padded[: len(hessian)] = hessian.diagonal()
-    if size > _WHOLE_BLOCK:
+    padded[: len(hessian)] = hessian if hessian.dim() == 1 else hessian.diagonal()
+    if size > _WHOLE_BLOCK or hessian.dim() == 1:
         return padded.view(count, size)
     blocks = torch.diag_embed(padded.view(count, size))
     for number in range(count):

@@ -12,7 +12,7 @@ from headrace.models.floats import to_dtype, to_float32
 from headrace.models.safetensors_reader import Checkpoint, SafetensorsFile
 from headrace.models.weights import Weights
 from headrace.program.records import WeightRef
-from headrace.quantize.formats.base import Tensor
+from headrace.quantize.formats.base import Form, Tensor
 
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float32"}
 
@@ -38,6 +38,15 @@ class PlainTensors:
     def names(self, weight: WeightRef, coded: bool) -> list[str]:
         """In the files."""
         return [self._checkpoint.stored_name(name) for name, _, _ in _parts(weight, coded)]
+
+    def forms(self, weight: WeightRef, coded: bool) -> list[Form]:
+        """Of what `tensors` gives."""
+        files = self._checkpoint.file_of
+        return [
+            Form(stored, self._type(name)[0], tuple(files[stored].entries[stored].shape))
+            for name, _, _ in _parts(weight, coded)
+            if (stored := self._checkpoint.stored_name(name))
+        ]
 
     def rounded(self, weight: WeightRef, vector: torch.Tensor) -> torch.Tensor:
         """A vector as it will be read again."""
