@@ -233,7 +233,7 @@ def test_bad_input_gets_one_sentence(tiny: str, tmp_path: Path, capsys: pytest.C
         ([tiny, "--bits", "3", "--format", "awq"], "holds 4 bits, not 3: --format compressed-tensors does"),
         (
             [tiny, "--method", "rtn", "--act-order"],
-            "--act-order is for --method gptq and awq-gptq, leave it out",
+            "--act-order is for gptq, awq-gptq and auto: leave it out",
         ),
         ([tiny, "--act-order", "group"], "use --act-order static, or --format gptq"),
         ([tiny, "--group-size", "8"], "must be 16 to 256"),

@@ -1,4 +1,4 @@
-"""What a disk must offer to a folder that will be made, asked for before the work."""
+"""Checks before a folder is written: its name, and free space."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from headrace.errors import ConfigError, ModelError
 _MARGIN = 1 << 20
 """For what is small: configs, headers, the folder itself."""
 
-
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-"""Of a rename to a name that something else has."""
+"""`errno` of a rename whose target exists."""
 
 
 def check_new(folder: Path) -> None:
     """Raises ConfigError where something of that name is there, other than an empty folder, or where no folder can be
     given that name."""
+    if folder.name in ("", ".."):
+        raise ConfigError(f"{folder} has no name of its own: name a folder that is not there yet")
     try:
         is_folder = folder.is_dir() and not folder.is_symlink()
         if os.path.lexists(folder) and not (is_folder and not any(folder.iterdir())):
@@ -31,6 +32,8 @@ def check_new(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
     if not above.is_dir():
         raise ConfigError(f"{folder} cannot be made: {above} is not a folder")
+    if not os.access(above, os.W_OK):
+        raise ConfigError(f"{folder} cannot be made: nothing can be written into {above}")
 
 
 def check_room(folder: Path, path: Path, size: int) -> None:

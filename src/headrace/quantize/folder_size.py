@@ -12,21 +12,18 @@ from headrace.quantize.job import Job
 
 
 def folder_size(job: Job) -> int:
-    """Bytes of all files that `run.quantize` writes: tensors, headers, index, configs and tokenizer. For options without
-    rotations and codes of the head."""
+    """Bytes of all files that `run.quantize` writes: tensors, headers, index, configs and tokenizer. For options
+    without rotations and codes of the head."""
     assert not job.ends.replaced
     rest, shards = job.shards()
     files = job.checkpoint.file_of
     entries = {name: files[name].entries[name] for name in job.copied}
     forms = {rest: [Form(name, entry.dtype, tuple(entry.shape)) for name, entry in entries.items()]}
     for number, shard in shards.items():
-        targets = job.targets[number]
-        plain = {
-            form.name: form
-            for weight in job.changed[job.segments[number].layer]
-            for form in job.plain.forms(weight, weight in targets)
-        }
-        forms[shard] = [*plain.values(), *(form for weight in targets for form in job.forms_of(weight))]
+        layer = job.segments[number].layer
+        changed = [form for one in job.changed_floats(layer) for form in job.plain.forms(*one)]
+        coded = [form for weight in job.targets[number] for form in job.forms_of(weight)]
+        forms[shard] = [*{form.name: form for form in changed}.values(), *coded]
     place = {form.name: shard for shard, own in forms.items() for form in own}
     tensors = sum(form.size for own in forms.values() for form in own)
     texts = [index_text(place, tensors), *config_texts(job.quantised_source()).values()]

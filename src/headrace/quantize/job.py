@@ -88,6 +88,10 @@ class Job:
         """Bytes of the tensors that will be written; not those of changed floats."""
         return self.stored_bytes(self.copied) + sum(map(self.bytes_of, self.coded))
 
+    def changed_floats(self, layer: int | None) -> list[tuple[WeightRef, bool]]:
+        """The weights of a layer that change before any becomes codes, and whether each becomes codes then."""
+        return [(weight, weight in self._fitting) for weight in self.changed[layer]]
+
     def key(self, texts: Sequence[Sequence[int]]) -> str:
         """Tells whether an unfinished folder is of the same model, options and texts."""
         return resume_key(self.source, self.options, texts)

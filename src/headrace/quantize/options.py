@@ -68,7 +68,7 @@ class QuantizeOptions:
                 raise ConfigError(f"the group size must be 16 to 256, or the whole row, got {one.group}")
         if self.order is not None and not METHODS[self.method].ordered:
             raise ConfigError(
-                f"{self.method} has no order of columns: --act-order is for --method gptq and awq-gptq, leave it out"
+                f"{self.method} has no order of columns: --act-order is for gptq, awq-gptq and auto: leave it out"
             )
         self._check_eight_bits()
         if self.widths and METHODS[self.method].only_eight:
@@ -129,7 +129,7 @@ class Report:
     experts the root of the mean square); without calibration, of the weights themselves.
 
     weights: how many are codes now. bits: a weight of these, scales and zeros included. kept: names of matrices in
-    layers that stayed as they were, because the format cannot hold them or a reader would not find them; not those that
+    layers that stayed floats, because the format cannot hold them or a reader would not find them; not those that
     were asked to stay. unscaled: those that are codes, but not of scaled weights although the method scales, because
     nothing before them can take up the factors. size: bytes of all tensors. floats: weights of the matrices in layers
     that stayed floats, and float_bytes: what these take.

@@ -203,8 +203,8 @@ class _Run:
             self._scale(segment.layer, targets, weights, hessians)
         plain = {
             tensor.form.name: tensor  # two weights of the program may be one tensor
-            for weight in self._job.changed[segment.layer]
-            for tensor in self._job.plain.tensors(weights, weight, weight in targets)
+            for weight, becomes_codes in self._job.changed_floats(segment.layer)
+            for tensor in self._job.plain.tensors(weights, weight, becomes_codes)
         }
         coded, errors = self._encode(targets, weights, hessians)
         write_tensors(path, [*plain.values(), *coded])
@@ -253,8 +253,8 @@ class _Run:
     ) -> None:
         """Put what the file of a layer holds in the place of its weights."""
         file = SafetensorsFile(path)
-        for weight in self._job.changed[segment.layer]:
-            self._job.plain.read_back(file, weights, weight, weight in targets)
+        for weight, becomes_codes in self._job.changed_floats(segment.layer):
+            self._job.plain.read_back(file, weights, weight, becomes_codes)
         for weight in targets:
             for one, matrix in zip(weight.each(), stacked(weights, weight), strict=True):
                 first = 0

@@ -98,7 +98,7 @@ def write_tokenizer_config(folder: Path, files: TokenizerFiles) -> None:
 
 def read_text(path: Path, max_bytes: int) -> str | None:
     """A UTF-8 file's text, or None if there is no such file. Raises TokenizerError for anything else."""
-    if path.exists() and not path.is_file():  # to open a pipe waits for who writes to it
+    if path.exists() and not path.is_file():  # opening a pipe blocks until something writes to it
         raise TokenizerError(f"{path.name} cannot be read: it is not a regular file.")
     try:
         with path.open("rb") as file:

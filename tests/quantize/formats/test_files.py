@@ -16,6 +16,7 @@ import pytest
 from headrace.cli import main
 from headrace.errors import ConfigError, ModelError
 from headrace.models.packed.folder import new_folder
+from headrace.models.packed.header import HEADER_FILE
 from headrace.models.source import resolve_model
 from headrace.models.stored import stored_spec
 from headrace.quantize.formats.files import Unfinished, check_absent, open_unfinished
@@ -237,12 +238,15 @@ def test_names_that_no_folder_can_have(tmp_path: Path) -> None:
         ("file/out", "file is not a folder"),
         ("file/out/deeper", "file is not a folder"),
     ):
+        with pytest.raises(ConfigError, match=f"cannot be made: .*{why}"):
+            check_absent(tmp_path / name)
         for place in (open_unfinished(tmp_path / name), new_folder(tmp_path / name, 0)):
             with pytest.raises(ConfigError, match=f"cannot be made: .*{why}"), place:
                 pass
-    for place in (open_unfinished(Path("/proc")), new_folder(Path("/proc"), 0)):
-        with pytest.raises(ConfigError, match="is there already"), place:
-            pass
+    for path, why in ((Path("/proc"), "is there already"), (Path("."), "no name"), (Path("/"), "no name")):
+        for place in (open_unfinished(path), new_folder(path, 0)):
+            with pytest.raises(ConfigError, match=why), place:
+                pass
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -280,7 +284,7 @@ def test_a_name_that_is_taken_meanwhile_costs_no_work(
     with monkeypatch.context() as patch:
         patch.setattr(Unfinished, "commit", too_late)
         assert main(words) == 1
-    assert "move it away, and the same command" in capsys.readouterr().err
+    assert f"what was finished is {tmp_path}/.out.unfinished/" in capsys.readouterr().err
     kept = tmp_path / ".out.unfinished" / "files"
     files = contents(kept)
     assert main(words) == 1
@@ -292,7 +296,28 @@ def test_a_name_that_is_taken_meanwhile_costs_no_work(
     monkeypatch.setattr("headrace.quantize.gguf.run.read_some", None)
     assert main(words) == 0
     assert format == "headrace" or contents(out) == files
+    assert (out / HEADER_FILE).is_file() == (format == "headrace")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_was_half_removed_is_made_again(tmp_path: Path) -> None:
+    """A kill while files are removed that were packed, and then the packed folder is moved away."""
+    with open_unfinished(tmp_path / "out") as place:
+        place.start("one", 0)
+        for name in ("a", "b"):
+            (place.files / name).touch()
+        place.packed.mkdir()
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(shutil, "rmtree", lambda path: (path / "a").unlink() or kill())
+            place.commit(place.packed)
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    with open_unfinished(tmp_path / "out") as place:
+        place.start("one", 0)
+        assert not list(place.files.iterdir())
+
+
+def kill() -> None:
+    raise Killed
 
 
 def test_nothing_stays_where_nothing_was_begun(tmp_path: Path) -> None:

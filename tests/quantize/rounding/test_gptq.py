@@ -151,8 +151,28 @@ def test_clipping_by_what_errors_cost_lowers_the_error_of_products(
     assert clipped < 0.85 * whole
 
 
+@pytest.mark.parametrize("group", [32, None])
+@pytest.mark.parametrize("order", [None, "static", "group"])
+def test_ranges_are_clipped_by_what_is_left_of_errors(group: int | None, order: Order | None) -> None:
+    weight, x = matrix(32, 128), inputs(128)
+    hessian, scheme = (x.T @ x / len(x)).numpy(), Scheme(3, group, clip=True)
+    places = np.arange(128) if order is None else np.argsort(-np.diag(hessian), kind="stable")
+    damped = hessian + 0.01 * np.diag(hessian).mean() * np.eye(128)
+    factor = np.linalg.cholesky(np.linalg.inv(damped[np.ix_(places, places)])).T
+    costs = torch.from_numpy(1.0 / np.diag(factor) ** 2)
+    found = gptq(weight, torch.from_numpy(hessian), scheme, order).scales.double()
+    if order == "static" or group is None:
+        expected = ranges(weight, scheme, costs[np.argsort(places)])[0]
+        assert torch.equal(found, expected)
+    else:  # the later groups have taken up errors
+        expected = ranges(weight[:, places[:group]], scheme, costs[:group])[0]
+        assert torch.equal(found[:, :1], expected)
+    others = (ranges(weight, scheme)[0], ranges(weight, scheme, torch.from_numpy(np.diag(hessian).copy()))[0])
+    assert all(not torch.equal(one[:, :1], expected[:, :1]) for one in others)
+
+
 def test_clipping_leaves_out_inputs_that_are_always_zero() -> None:
-    weight, x = matrix(8, 64), inputs(64)
+    weight, x = matrix(8, 64), inputs(64) / 1000.0  # a damped 0 counts 1 in the factor
     weight[:, 5::8] *= 4.0
     x[:, 5::8] = 0.0
     hessian = x.T @ x / len(x)

@@ -87,8 +87,6 @@ def run(args: argparse.Namespace) -> int:
         from headrace.quantize.run import quantize_into
     asked = parsed(args)
     args.output = Path(os.path.expanduser(args.output))
-    if args.output.name in ("", ".."):
-        raise ConfigError(f"{args.output} has no name of its own: name a folder that is not there yet")
     check_absent(args.output)
     given = _read_given(args)
     packed = args.format == PACKED

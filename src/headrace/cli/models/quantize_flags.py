@@ -44,10 +44,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--method", choices=("rtn", "gptq", "awq", "awq-gptq", "smoothquant", "fp8", AUTO_METHOD), default="gptq",
         help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error; awq: "
-        "features with large inputs are scaled up before rounding, and ranges are clipped; awq-gptq: so, and then "
-        "the codes of gptq; smoothquant: 8 bits for weights and inputs; fp8: 8-bit floats; auto: each matrix gets the "
-        "bits and group size that help most within a budget, with the codes of awq-gptq, or the GGUF type, with those "
-        "of gptq (default: %(default)s)",
+        "features with large inputs are scaled up before rounding, and ranges are clipped; awq-gptq: the scaling "
+        "of awq, then the codes of gptq in clipped ranges; smoothquant: 8 bits for weights and inputs; fp8: 8-bit "
+        "floats; auto: each matrix gets the bits and group size that help most within a budget, with awq-gptq's codes; "
+        "in GGUF files the type, with gptq's (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--bits",
@@ -62,13 +62,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--asymmetric", action="store_true", help="a zero point for each group")
     group.add_argument(
-        "--clip", action="store_true", help="search each group's range for the least squared error"
-    )
+        "--clip", action="store_true",
+        help="search each group's range for the least squared error (awq, awq-gptq and auto always do)",
+    )  # fmt: skip
     group.add_argument(
         "--act-order", nargs="?", const="static", choices=("static", "group"), metavar="static|group",
-        help="of gptq: columns with the largest inputs first; static: groups as they are, group: those of similar "
-        "inputs share a group, which is more exact, slower to run, and for --format gptq (default: off; "
-        "without a word: static)",
+        help="of gptq, awq-gptq and auto: columns with the largest inputs first; static: groups as they are, group: "
+        "those of similar inputs share a group, which is more exact, slower to run, and for --format gptq (default: "
+        "off; without a word: static)",
     )  # fmt: skip
     group.add_argument(
         "--rotate", action="store_true",
@@ -256,7 +257,6 @@ def _auto_options(args: argparse.Namespace) -> QuantizeOptions:
         "awq-gptq",
         group=_group(args.group_size or _GROUP),
         symmetric=not args.asymmetric,
-        clip=args.clip,
         order=args.act_order,
         format=_folder_format(args),
         seed=args.seed,

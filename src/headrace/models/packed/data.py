@@ -79,7 +79,7 @@ def check_data(header: PackedHeader) -> None:
         found = header.data.stat()
     except OSError as error:
         raise CheckpointError(f"cannot read {header.data}: {error.strerror or error}") from error
-    if not stat.S_ISREG(found.st_mode):  # to open a pipe waits for who writes to it
+    if not stat.S_ISREG(found.st_mode):  # opening a pipe blocks until something writes to it
         raise CheckpointError(f"cannot read {header.data}: it is not a regular file")
     if found.st_size != header.bytes:
         raise CheckpointError(

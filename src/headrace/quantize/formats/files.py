@@ -55,7 +55,7 @@ class Unfinished:
 
         size: bytes that will be written, about. Raises ModelError where the disk has no room for them.
         """
-        if self.state.get("key") != key or not self.files.is_dir():
+        if self.state.get("key") != key or not self.files.is_dir() or _is_committed(self.path):
             (self.path / STATE).unlink(missing_ok=True)  # first: the files that it names are removed next
             for path in (self.files, self.layers, self.packed):
                 shutil.rmtree(path, ignore_errors=True)
@@ -93,8 +93,8 @@ class Unfinished:
             self.save()
             if error.errno in TAKEN:
                 raise ModelError(
-                    f"{self.folder} was made by another process meanwhile: move it away, and the same command gives "
-                    f"its name to what is finished, which is in {self.path}"
+                    f"{self.folder} was made by another process meanwhile; what was finished is {made}: rename it, or "
+                    "move the other one away and give the same command again"
                 ) from error
             raise
         _remove(self.path)
@@ -175,8 +175,15 @@ def check_absent(folder: Path) -> None:
     try:
         check_new(folder)
     except ConfigError:
-        _remove_committed(_hidden(folder))
+        if folder.name:
+            _remove_committed(_hidden(folder))
         raise
+    try:
+        os.path.lexists(folder) or os.lstat(_hidden(folder))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
 
 
 def _remove_committed(path: Path) -> None:

@@ -31,8 +31,9 @@ def gptq(
 
     hessian: [C, C], the mean of x x^T over the inputs, times any factor. damping: what is added to its diagonal, as a
     part of the diagonal's mean; ten times as much at a time while the matrix is not positive definite. Inputs that were
-    always 0 leave their weights to plain rounding. With `scheme.clip`, an error counts in the search of a range as what
-    the columns after it cannot take up.
+    always 0 leave their weights to plain rounding. With `scheme.clip`, the search of a range weighs the square of a
+    column's error by 1 / U_ii^2, U being the factor: what remains after the later columns have compensated. Inputs that
+    were always 0 count nothing there.
     """
     columns, group = weight.shape[1], scheme.group
     power = hessian.diagonal()

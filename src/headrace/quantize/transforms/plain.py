@@ -41,12 +41,12 @@ class PlainTensors:
 
     def forms(self, weight: WeightRef, coded: bool) -> list[Form]:
         """Of what `tensors` gives."""
-        files = self._checkpoint.file_of
-        return [
-            Form(stored, self._type(name)[0], tuple(files[stored].entries[stored].shape))
-            for name, _, _ in _parts(weight, coded)
-            if (stored := self._checkpoint.stored_name(name))
-        ]
+        found = []
+        for name, _, _ in _parts(weight, coded):
+            stored = self._checkpoint.stored_name(name)
+            shape = self._checkpoint.file_of[stored].entries[stored].shape
+            found.append(Form(stored, self._type(name)[0], tuple(shape)))
+        return found
 
     def rounded(self, weight: WeightRef, vector: torch.Tensor) -> torch.Tensor:
         """A vector as it will be read again."""
