@@ -99,10 +99,9 @@ def measure(
         if shown is not None:
             shown(number + 1, len(whole))
     weights = read_some(stored, walk.last_weights, dtype=torch.float32)
-    states = walk.states(weights)
+    divergences = _divergences(walk, {name: other.states(weights) for name, other in copies.items()}, weights)
     found = {}
-    for name, other in copies.items():
-        divergence = _divergence(walk, states, other.states(weights), weights)
+    for name, divergence in divergences.items():
         if not math.isfinite(divergence + sum(errors[name].values())):
             raise ModelError(f"with {name} rounded the model gives infinite numbers: it cannot be measured")
         found[name] = Sensitivity(divergence, errors[name])
@@ -132,11 +131,17 @@ def _errors(matrices: Tensor, powers: Sequence[Tensor], part: Part, rounded: Rou
     return {choice: max(total, 0.0) / max(totals[part.probe], 1e-30) for choice, total in totals.items()}
 
 
-def _divergence(walk: Walk, states: Tensor, others: Tensor, weights: Weights) -> float:
-    """Mean KL divergence, nats a token."""
-    total, step = 0.0, _ROWS
-    for first in range(0, len(states), step):
-        one = walk.log_probabilities(states[first : first + step], weights).double()
-        other = walk.log_probabilities(others[first : first + step], weights).double()
-        total += float((one.exp() * (one - other)).sum())
-    return total / len(states) if total > 0 or math.isnan(total) else 0.0
+def _divergences(walk: Walk, others: Mapping[str, Tensor], weights: Weights) -> dict[str, float]:
+    """Mean KL divergences of other final states from the walk's, nats a token."""
+    states, totals = walk.states(weights), dict.fromkeys(others, 0.0)
+    for first in range(0, len(states), _ROWS):
+        rows = slice(first, first + _ROWS)
+        one = walk.log_probabilities(states[rows], weights).double()
+        likely = one.exp()
+        for name, other in others.items():
+            totals[name] += float(
+                (likely * (one - walk.log_probabilities(other[rows], weights).double())).sum()
+            )
+    return {
+        name: total / len(states) if total > 0 or math.isnan(total) else 0.0 for name, total in totals.items()
+    }

@@ -32,8 +32,8 @@ class Scheme:
     """group: input features with a common scale; None: all of a row. symmetric: every zero is the middle code.
 
     clip: ranges are searched for the least squared error of the weights, or what it costs, as `ranges` says.
-    scale: the type that scales are stored in. least_zero: the smallest zero; 1 where a format cannot tell 0 from 2^bits.
-    positive: no symmetric scale is below 0, and only weights that are clipped have the lowest code.
+    scale: the type that scales are stored in. least_zero: the smallest zero; 1 where a format cannot tell 0 from
+    2^bits. positive: no symmetric scale is below 0, and only weights that are clipped have the lowest code.
     """
 
     bits: int
