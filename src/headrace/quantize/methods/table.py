@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -89,11 +89,7 @@ METHODS: Mapping[str, Method] = {
     "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
     "gptq": Method(_gptq, ordered=True),
     "awq": Method(lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme), _awq_factors),
-    "awq-gptq": Method(
-        lambda weight, inputs, scheme, how: _gptq(weight, inputs, replace(scheme, clip=True), how),
-        _awq_factors,
-        ordered=True,
-    ),
+    "awq-gptq": Method(_gptq, _awq_factors, ordered=True),
     "smoothquant": Method(
         lambda weight, inputs, scheme, how: rtn(weight, scheme, inputs.hessian),
         lambda fold, weights, inputs, coded, schemes, how: smooth_factors(
