@@ -47,6 +47,8 @@ def test_matrices_have_the_bits_that_fill_the_budget(format: str, tiny: str, tmp
     for name, row in table.rows.items():
         loss = {widths[one.name]: one.loss for one in row}
         assert 0 < loss[Width(8, 32)] < loss[Width(4, 16)] < loss[Width(3, 32)] < loss[Width(2, 32)], name
+    clipped, _ = width_table(source, spec, replace(options, clip=True), TEXTS, (16, 32))
+    assert clipped.rows == table.rows
     chosen = tuple((name, widths[one]) for name, one in table.choose(Budget(bits=5.0)))
     assert len({width.bits for _, width in chosen}) > 1
     report = quantize(source, spec, replace(options, widths=chosen), TEXTS, tmp_path / "out")

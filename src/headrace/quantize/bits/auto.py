@@ -34,14 +34,14 @@ def width_table(
 ) -> tuple[Table, Mapping[str, Width]]:
     """(What each matrix costs in each width, the widths by name), for `QuantizeOptions.widths`.
 
-    Tensors of one product (q, k and v) get the same one. Raises as `run.quantize`, and ConfigError without texts, and
-    where no matrix fits.
+    Tensors of one product (q, k and v) get the same one. Errors are those of the nearest codes in whole ranges.
+    Raises as `run.quantize`, and ConfigError without texts, and where no matrix fits.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     check_texts("auto", len(texts))
     check_tokens(texts, spec)
-    job = Job(source, spec, replace(options, widths=()), floats_of(source, spec))
+    job = Job(source, spec, replace(options, widths=(), clip=False), floats_of(source, spec))
     widths = [Width(bits, group) for bits in BITS if bits in job.format.bits for group in groups]
     usable = {
         weight: fitting
