@@ -46,8 +46,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error; awq: "
         "features with large inputs are scaled up before rounding, and ranges are clipped; awq-gptq: the scaling "
         "of awq, then the codes of gptq; smoothquant: 8 bits for weights and inputs; fp8: 8-bit "
-        "floats; auto: each matrix gets the bits and group size that help most within a budget, with awq-gptq's codes; "
-        "in GGUF files the type, with gptq's (default: %(default)s)",
+        "floats; auto: each matrix gets the bits and group size that help most within a budget, with awq-gptq's codes in "
+        "clipped ranges; in GGUF files the type, with gptq's (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--bits",
@@ -63,7 +63,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--asymmetric", action="store_true", help="a zero point for each group")
     group.add_argument(
         "--clip", action="store_true",
-        help="search each group's range for the least squared error (awq always does)",
+        help="search each group's range for the least squared error (awq always does, and auto where it makes a "
+        "folder)",
     )  # fmt: skip
     group.add_argument(
         "--act-order", nargs="?", const="static", choices=("static", "group"), metavar="static|group",
@@ -257,7 +258,7 @@ def _auto_options(args: argparse.Namespace) -> QuantizeOptions:
         "awq-gptq",
         group=_group(args.group_size or _GROUP),
         symmetric=not args.asymmetric,
-        clip=args.clip,
+        clip=True,
         order=args.act_order,
         format=_folder_format(args),
         seed=args.seed,
