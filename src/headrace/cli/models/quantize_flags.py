@@ -45,9 +45,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--method", choices=("rtn", "gptq", "awq", "awq-gptq", "smoothquant", "fp8", AUTO_METHOD), default="gptq",
         help="rtn: each weight becomes the nearest code; gptq: the weights that are left make up for each error; awq: "
         "features with large inputs are scaled up before rounding, and ranges are clipped; awq-gptq: the scaling "
-        "of awq, then the codes of gptq; smoothquant: 8 bits for weights and inputs; fp8: 8-bit "
-        "floats; auto: each matrix gets the bits and group size that help most within a budget, with awq-gptq's codes in "
-        "clipped ranges; in GGUF files the type, with gptq's (default: %(default)s)",
+        "of awq, then the codes of gptq; smoothquant: 8 bits for weights and inputs; fp8: 8-bit floats; auto: each "
+        "matrix gets the bits and group size that help most within a budget, with awq-gptq's codes in clipped ranges; "
+        "in GGUF files the type, with gptq's (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--bits",
