@@ -136,7 +136,7 @@ def test_its_error_is_below_that_of_rounding(bits: int, group: int | None) -> No
 @pytest.mark.parametrize("order", [None, "static", "group"])
 @pytest.mark.parametrize("group", [32, None])
 def test_clipping_by_what_errors_cost_lowers_the_error_of_products(
-    group: int | None, order: Literal["static", "group"] | None
+    group: int | None, order: Order | None
 ) -> None:
     weight, x = matrix(32, 128), inputs(128)
     x[:, ::16] /= 50.0

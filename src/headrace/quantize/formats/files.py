@@ -179,9 +179,8 @@ def check_absent(folder: Path) -> None:
             _remove_committed(_hidden(folder))
         raise
     try:
-        os.path.lexists(folder) or os.lstat(_hidden(folder))
-    except FileNotFoundError:
-        pass
+        with suppress(FileNotFoundError):
+            os.lstat(_hidden(folder))  # raises where that name is too long
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from error
 
