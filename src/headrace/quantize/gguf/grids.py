@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.gguf.types import TYPES, BlockType
 from headrace.models.gguf.encode import BlockFields, pack
 from headrace.quant.coded import TABLES
+from headrace.quant.grouped import LARGEST_SCALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,11 @@ class Steps:
         """What each group's weights are less by, float32 [R, groups of a row]."""
         return None if self.minimum is None else self._spread(self.minimum, self.minima)
 
+    def times(self, factors: Tensor) -> Steps:
+        """Of weights that are so many times as large, [R]; rounded to float16."""
+        minimum = None if self.minimum is None else half(self.minimum * factors[:, None])
+        return replace(self, d=half(self.d * factors[:, None]), minimum=minimum)
+
     def _spread(self, steps: Tensor, factors: Tensor | None) -> Tensor:
         each = steps[:, :, None]
         whole = each.expand(-1, -1, self.grid.groups) if factors is None else each * factors
@@ -170,6 +176,11 @@ class Blocks:
             _whole(steps.minima, steps.grid.groups),
         )
         return pack(fields, type).reshape(rows, -1)
+
+
+def half(numbers: Tensor) -> Tensor:
+    """The nearest float16 that is not infinite, as float32."""
+    return numbers.clamp(-LARGEST_SCALE, LARGEST_SCALE).half().float()
 
 
 def _whole(numbers: Tensor | None, groups: int) -> NDArray[np.int16] | None:

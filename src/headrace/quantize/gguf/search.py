@@ -13,8 +13,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from headrace.quant.grouped import LARGEST_SCALE
-from headrace.quantize.gguf.grids import Grid, Steps
+from headrace.quantize.gguf.grids import Grid, Steps, half
 
 _CHUNK = 1 << 20
 """Weights searched at once."""
@@ -59,8 +58,8 @@ def _search(weight: Tensor, grid: Grid, importance: Tensor) -> Steps:
     else:
         scale, offset = _ranged(groups, counts, grid)
     if grid.scales is None:
-        d = _half(scale).reshape(rows, -1)
-        return Steps(grid, d, None if offset is None else _half(offset).reshape(rows, -1))
+        d = half(scale).reshape(rows, -1)
+        return Steps(grid, d, None if offset is None else half(offset).reshape(rows, -1))
     found = _super(groups, counts, grid, scale, offset)
     shape = (rows, -1, grid.groups)
     return Steps(
@@ -190,7 +189,7 @@ def _multiples(numbers: Tensor, low: int, high: int, weight: Tensor) -> tuple[Te
     best = torch.zeros(len(numbers))
     least = torch.full((len(numbers),), float("inf"))
     for number in range(-4, 5):
-        step = _half(extreme[:, 0] / (end + 0.1 * number * (1 if end > 0 else -1)))
+        step = half(extreme[:, 0] / (end + 0.1 * number * (1 if end > 0 else -1)))
         error = (weight * (numbers - step[:, None] * _over(numbers, step, low, high)) ** 2).sum(-1)
         better = error < least
         best, least = torch.where(better, step, best), torch.where(better, error, least)
@@ -218,7 +217,7 @@ def _fit(
 
     square, along = total(weighted * numbers), total(weighted * groups)
     if minimum is None or minima is None:
-        return _half(torch.where(square > 0, along / square, d)), None
+        return half(torch.where(square > 0, along / square, d)), None
     subtracted = minima.reshape(-1, 1).expand_as(groups)
     cross, apart = total(weighted * subtracted), total(counts * subtracted * subtracted)
     downward = total(counts * subtracted * groups)
@@ -227,7 +226,7 @@ def _fit(
     best = torch.where(fits, (along * apart - cross * downward) / whole, d)
     lower = torch.where(fits, (cross * along - square * downward) / whole, minimum)
     legal = (best > 0) & (lower >= 0)
-    return _half(torch.where(legal, best, d)), _half(torch.where(legal, lower, minimum))
+    return half(torch.where(legal, best, d)), half(torch.where(legal, lower, minimum))
 
 
 def _codes(groups: Tensor, grid: Grid, scale: Tensor, offset: Tensor | None) -> Tensor:
@@ -241,8 +240,3 @@ def _error(groups: Tensor, counts: Tensor, grid: Grid, scale: Tensor, offset: Te
     if offset is not None:
         numbers = numbers - offset[:, None]
     return (counts * (numbers - groups) ** 2).sum(-1)
-
-
-def _half(numbers: Tensor) -> Tensor:
-    """The nearest float16 that is not infinite, as float32."""
-    return numbers.clamp(-LARGEST_SCALE, LARGEST_SCALE).half().float()

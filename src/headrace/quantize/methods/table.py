@@ -19,6 +19,7 @@ from headrace.quantize.methods.smoothquant import smooth_factors
 from headrace.quantize.rounding.fp8 import encode_floats
 from headrace.quantize.rounding.gptq import Order, gptq
 from headrace.quantize.rounding.scheme import Codes, Scheme, rtn
+from headrace.quantize.rounding.shrinkage import unshrunk
 from headrace.quantize.transforms.folds import Fold
 
 
@@ -74,6 +75,11 @@ class Method:
         return self.formats is not FORMATS
 
 
+def _rtn(weight: Tensor, scheme: Scheme, hessian: Tensor | None) -> Codes:
+    found = rtn(weight, scheme, hessian)
+    return unshrunk(weight, found, hessian) if scheme.clip else found
+
+
 def _gptq(weight: Tensor, inputs: Inputs, scheme: Scheme, how: Settings) -> Codes:
     return gptq(weight, inputs.power, scheme, how.order, how.damping)
 
@@ -86,12 +92,12 @@ def _awq_factors(
 
 
 METHODS: Mapping[str, Method] = {
-    "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
+    "rtn": Method(lambda weight, inputs, scheme, how: _rtn(weight, scheme, None), calibrated=False),
     "gptq": Method(_gptq, ordered=True),
     "awq": Method(lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme), _awq_factors),
     "awq-gptq": Method(_gptq, _awq_factors, ordered=True),
     "smoothquant": Method(
-        lambda weight, inputs, scheme, how: rtn(weight, scheme, inputs.hessian),
+        lambda weight, inputs, scheme, how: _rtn(weight, scheme, inputs.hessian),
         lambda fold, weights, inputs, coded, schemes, how: smooth_factors(
             fold, weights, inputs, coded, how.smoothing
         ),
