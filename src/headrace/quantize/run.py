@@ -37,6 +37,8 @@ from headrace.quantize.matrices import check_finite, floats_of, mean_error, stac
 from headrace.quantize.methods.table import Inputs
 from headrace.quantize.options import QuantizeOptions, Report, check_texts, check_tokens
 from headrace.quantize.rounding.gptq import relative_error
+from headrace.quantize.rounding.scheme import Codes
+from headrace.quantize.rounding.shrinkage import grows, unshrunk
 from headrace.quantize.transforms.ends import HEAD
 
 
@@ -226,7 +228,10 @@ class _Run:
             for one, matrix in zip(weight.each(), matrices, strict=True):
                 hessian = None if given is None else next(given)
                 inputs = Inputs(hessian, peak, tuple(rows for _, rows in one.parts))
-                codes = job.method.round(matrix, inputs, job.scheme(weight), job.settings)
+                scheme = job.scheme(weight)
+                codes = job.method.round(matrix, inputs, scheme, job.settings)
+                if isinstance(codes, Codes) and (scheme.clip or job.method.clips) and grows(weight):
+                    codes = unshrunk(matrix, codes, hessian)
                 squares.append(relative_error(matrix, codes.dequantize(), hessian) ** 2)
                 first = 0
                 for name, rows in one.parts:

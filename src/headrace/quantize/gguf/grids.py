@@ -135,11 +135,6 @@ class Steps:
         """What each group's weights are less by, float32 [R, groups of a row]."""
         return None if self.minimum is None else self._spread(self.minimum, self.minima)
 
-    def times(self, factors: Tensor) -> Steps:
-        """Of weights that are so many times as large, [R]; rounded to float16."""
-        minimum = None if self.minimum is None else half(self.minimum * factors[:, None])
-        return replace(self, d=half(self.d * factors[:, None]), minimum=minimum)
-
     def _spread(self, steps: Tensor, factors: Tensor | None) -> Tensor:
         each = steps[:, :, None]
         whole = each.expand(-1, -1, self.grid.groups) if factors is None else each * factors
@@ -160,6 +155,12 @@ class Blocks:
         weights = grid.numbers(self.codes.float()) * self.steps.scale()[:, groups]
         offset = self.steps.offset()
         return weights if offset is None else weights - offset[:, groups]
+
+    def times(self, factors: Tensor) -> Blocks:
+        """The same codes of rows that are so many times as large, [R]; steps are rounded to float16."""
+        steps = self.steps
+        minimum = None if steps.minimum is None else half(steps.minimum * factors[:, None])
+        return Blocks(replace(steps, d=half(steps.d * factors[:, None]), minimum=minimum), self.codes)
 
     def pack(self) -> NDArray[np.uint8]:
         """uint8 [R, bytes of a row], as the file holds them."""

@@ -1,4 +1,4 @@
-"""Codes of matrices in blocks of GGUF's types: the nearest ones, or GPTQ's; rows keep the size of their products."""
+"""Codes of matrices in blocks of GGUF's types: the nearest ones, or GPTQ's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor
 from headrace.quantize.gguf.grids import Blocks, Grid, Steps
 from headrace.quantize.gguf.search import search
 from headrace.quantize.rounding.gptq import BLOCK, DAMPING, inverse_factor
-from headrace.quantize.rounding.shrinkage import row_factors
 
 
 def nearest(weight: Tensor, grid: Grid, importance: Tensor | None = None) -> Blocks:
@@ -18,7 +17,7 @@ def nearest(weight: Tensor, grid: Grid, importance: Tensor | None = None) -> Blo
     scale, offset = steps.scale()[:, groups], steps.offset()
     shifted = weight if offset is None else weight + offset[:, groups]
     codes = grid.codes(shifted * torch.where(scale == 0, 0.0, 1.0 / scale))
-    return _unshrunk(weight, Blocks(steps, codes.to(torch.uint8)), importance)
+    return Blocks(steps, codes.to(torch.uint8))
 
 
 def gptq_blocks(weight: Tensor, hessian: Tensor, grid: Grid, damping: float = DAMPING) -> Blocks:
@@ -62,10 +61,4 @@ def gptq_blocks(weight: Tensor, hessian: Tensor, grid: Grid, damping: float = DA
     d = joined("d")
     assert d is not None
     steps = Steps(grid, d, joined("minimum"), joined("scales"), joined("minima"))
-    return _unshrunk(weight, Blocks(steps, codes.T.contiguous()), hessian)
-
-
-def _unshrunk(weight: Tensor, blocks: Blocks, hessian: Tensor | None) -> Blocks:
-    """Codes of least error shrink their row: see `rounding.shrinkage`."""
-    factors = row_factors(weight, blocks.dequantize(), hessian)
-    return Blocks(blocks.steps.times(factors), blocks.codes)
+    return Blocks(steps, codes.T.contiguous())

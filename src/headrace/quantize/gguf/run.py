@@ -36,7 +36,7 @@ from headrace.quantize.calibration.hessians import Hessians
 from headrace.quantize.calibration.walk import Progress, Steps, Walk, segments
 from headrace.quantize.formats.base import Tensor
 from headrace.quantize.formats.files import Unfinished, open_unfinished, resume_key, write_tensors
-from headrace.quantize.gguf.grids import GRIDS
+from headrace.quantize.gguf.grids import GRIDS, Blocks
 from headrace.quantize.gguf.layouts import check_header, layout_of, metadata_of, rope_divisors
 from headrace.quantize.gguf.mixes import find_mix, fitting
 from headrace.quantize.gguf.names import Source, sources_of
@@ -45,6 +45,7 @@ from headrace.quantize.gguf.vocabulary import vocabulary_metadata
 from headrace.quantize.matrices import check_finite, floats_of, layer_matrices, mean_error, stacked
 from headrace.quantize.options import Report, check_texts, check_tokens
 from headrace.quantize.rounding.gptq import DAMPING, relative_error
+from headrace.quantize.rounding.shrinkage import grows, row_factors
 
 PREFIX = "gguf:"
 """What `--format` begins with."""
@@ -278,9 +279,10 @@ class Job:
                 rounded = matrix.clone()
                 for first, last, one in self._parts(weight):
                     if self._types[one.name].quantized:
-                        found = self._round(matrix[first:last], hessian, self._types[one.name])
+                        type = self._types[one.name]
+                        found = self._round(matrix[first:last], hessian, type, grows(weight)).pack()
                         raw.setdefault(one.name, []).append(found)
-                        rounded[first:last] = torch.from_numpy(dequantize(found, self._types[one.name]))
+                        rounded[first:last] = torch.from_numpy(dequantize(found, type))
                 squares.append(relative_error(matrix, rounded, hessian) ** 2)
             errors[weight.name] = mean_error(weight.name, squares)
             tensors += [Tensor(name, "U8", np.stack(parts)) for name, parts in raw.items()]
@@ -288,12 +290,15 @@ class Job:
         return errors
 
     def _round(
-        self, matrix: torch.Tensor, hessian: torch.Tensor | None, type: BlockType
-    ) -> NDArray[np.uint8]:
+        self, matrix: torch.Tensor, hessian: torch.Tensor | None, type: BlockType, grown: bool
+    ) -> Blocks:
+        """grown: rows keep their size."""
         grid = GRIDS[type.name]
         if self._options.method == "gptq" and hessian is not None:
-            return gptq_blocks(matrix, hessian, grid, self._options.damping).pack()
-        return nearest(matrix, grid, None if hessian is None else hessian.diagonal()).pack()
+            found = gptq_blocks(matrix, hessian, grid, self._options.damping)
+        else:
+            found = nearest(matrix, grid, None if hessian is None else hessian.diagonal())
+        return found.times(row_factors(matrix, found.dequantize(), hessian)) if grown else found
 
     def _read_back(self, path: Path, targets: Sequence[WeightRef], weights: Weights) -> None:
         """Put what the file of a layer holds in the place of its weights."""

@@ -17,7 +17,6 @@ from headrace.quantize.matrices import stacked
 from headrace.quantize.rounding.gptq import squared
 from headrace.quantize.rounding.refit import refit
 from headrace.quantize.rounding.scheme import Codes, Scheme, encode, ranges, rtn
-from headrace.quantize.rounding.shrinkage import unshrunk
 from headrace.quantize.transforms.folds import Fold
 
 GRID = 20
@@ -61,9 +60,8 @@ def awq_factors(
 
 def awq(weight: Tensor, hessian: Tensor, scheme: Scheme) -> Codes:
     """The nearest codes of a matrix [R, C], in ranges that are clipped for the least error of the products; then the
-    scales of least error for these codes, and rows that grow back."""
-    found = refit(weight, rtn(weight, replace(scheme, clip=True), hessian), hessian)
-    return unshrunk(weight, found, hessian)
+    scales of least error for these codes."""
+    return refit(weight, rtn(weight, replace(scheme, clip=True), hessian), hessian)
 
 
 def _search(fold: Fold, trials: Sequence[tuple[Tensor, Tensor, Scheme]]) -> Tensor:

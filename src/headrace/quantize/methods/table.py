@@ -19,7 +19,6 @@ from headrace.quantize.methods.smoothquant import smooth_factors
 from headrace.quantize.rounding.fp8 import encode_floats
 from headrace.quantize.rounding.gptq import Order, gptq
 from headrace.quantize.rounding.scheme import Codes, Scheme, rtn
-from headrace.quantize.rounding.shrinkage import unshrunk
 from headrace.quantize.transforms.folds import Fold
 
 
@@ -54,7 +53,7 @@ class Method:
     """round: the codes of a matrix [R, C] in a scheme. factors: what the features of a fold are divided by, [F] or
     [E, F]; the weights given are those of the readers that become codes, and the function gives their schemes.
     formats: what holds the codes, by the names of options. calibrated: it needs texts. ordered: it has an order of
-    columns. floats: its scheme is a `FloatScheme`.
+    columns. floats: its scheme is a `FloatScheme`. clips: ranges are clipped whatever the scheme says.
     """
 
     round: Callable[[Tensor, Inputs, Any, Settings], Any]
@@ -68,16 +67,12 @@ class Method:
     calibrated: bool = True
     ordered: bool = False
     floats: bool = False
+    clips: bool = False
 
     @property
     def only_eight(self) -> bool:
         """Its weights have 8 bits, and formats of their own."""
         return self.formats is not FORMATS
-
-
-def _rtn(weight: Tensor, scheme: Scheme, hessian: Tensor | None) -> Codes:
-    found = rtn(weight, scheme, hessian)
-    return unshrunk(weight, found, hessian) if scheme.clip else found
 
 
 def _gptq(weight: Tensor, inputs: Inputs, scheme: Scheme, how: Settings) -> Codes:
@@ -92,12 +87,14 @@ def _awq_factors(
 
 
 METHODS: Mapping[str, Method] = {
-    "rtn": Method(lambda weight, inputs, scheme, how: _rtn(weight, scheme, None), calibrated=False),
+    "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
     "gptq": Method(_gptq, ordered=True),
-    "awq": Method(lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme), _awq_factors),
+    "awq": Method(
+        lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme), _awq_factors, clips=True
+    ),
     "awq-gptq": Method(_gptq, _awq_factors, ordered=True),
     "smoothquant": Method(
-        lambda weight, inputs, scheme, how: _rtn(weight, scheme, inputs.hessian),
+        lambda weight, inputs, scheme, how: rtn(weight, scheme, inputs.hessian),
         lambda fold, weights, inputs, coded, schemes, how: smooth_factors(
             fold, weights, inputs, coded, how.smoothing
         ),

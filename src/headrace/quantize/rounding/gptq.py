@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from headrace.quantize.rounding.scheme import Codes, Scheme, encode, made, ranges
-from headrace.quantize.rounding.shrinkage import unshrunk
 
 BLOCK = 128
 """Columns whose errors reach the columns after them in one product; a multiple of the group where there are groups."""
@@ -34,7 +33,7 @@ def gptq(
     part of the diagonal's mean; ten times as much at a time while the matrix is not positive definite. Inputs that were
     always 0 leave their weights to plain rounding. With `scheme.clip`, the search of a range weighs the square of a
     column's error by 1 / U_ii^2, U being the factor: what remains after the later columns have compensated. Inputs that
-    were always 0 count nothing there. Rows whose ranges are clipped grow back, as `shrinkage` says.
+    were always 0 count nothing there.
     """
     columns, group = weight.shape[1], scheme.group
     power = hessian.diagonal()
@@ -77,8 +76,7 @@ def gptq(
     back = torch.argsort(places)
     group_of = of_column[back] if order == "group" and group is not None else None
     scales, zeros = (torch.stack([known[number][at] for number in range(len(known))], dim=1) for at in (0, 1))
-    found = made(scheme, codes[back].T.contiguous(), scales, zeros, group_of)
-    return unshrunk(weight, found, hessian) if scheme.clip else found
+    return made(scheme, codes[back].T.contiguous(), scales, zeros, group_of)
 
 
 def inverse_factor(hessian: Tensor, damping: float) -> Tensor:
