@@ -292,7 +292,7 @@ class Job:
     def _round(
         self, matrix: torch.Tensor, hessian: torch.Tensor | None, type: BlockType, grown: bool
     ) -> Blocks:
-        """grown: rows keep their size."""
+        """grown: rows shrink less."""
         grid = GRIDS[type.name]
         if self._options.method == "gptq" and hessian is not None:
             found = gptq_blocks(matrix, hessian, grid, self._options.damping)
