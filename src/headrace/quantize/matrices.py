@@ -64,6 +64,12 @@ def mean_error(name: str, squares: Sequence[float]) -> float:
     return math.sqrt(sum(squares) / len(squares))
 
 
+def is_rescaled(weight: WeightRef) -> bool:
+    """Whether its rows get factors against what rounding shrinks (see `rounding.shrinkage`): those of feed-forward
+    matrices do. In attention, error in the scores makes them sharper, which shrinking makes up for."""
+    return weight.part == "feed-forward"
+
+
 def _may_be_codes(op: Op[Any], weight: WeightRef) -> bool:
     """Not those of the ends of a model, routers, which are exact, and matrices of heads, which share tensors."""
     multiplies = op.kind in ("linear", "experts") and weight.kind == "matrix"

@@ -33,12 +33,10 @@ from headrace.quantize.folder_size import index_text
 from headrace.quantize.formats.base import Tensor
 from headrace.quantize.formats.files import Unfinished, open_unfinished, write_tensors
 from headrace.quantize.job import Job
-from headrace.quantize.matrices import check_finite, floats_of, mean_error, stacked
+from headrace.quantize.matrices import check_finite, floats_of, is_rescaled, mean_error, stacked
 from headrace.quantize.methods.table import Inputs
 from headrace.quantize.options import QuantizeOptions, Report, check_texts, check_tokens
 from headrace.quantize.rounding.gptq import relative_error
-from headrace.quantize.rounding.scheme import Codes
-from headrace.quantize.rounding.shrinkage import grows, unshrunk
 from headrace.quantize.transforms.ends import HEAD
 
 
@@ -227,11 +225,9 @@ class _Run:
             peak = None if hessians is None else float(hessians.peaks(weight.name).max())
             for one, matrix in zip(weight.each(), matrices, strict=True):
                 hessian = None if given is None else next(given)
-                inputs = Inputs(hessian, peak, tuple(rows for _, rows in one.parts))
-                scheme = job.scheme(weight)
-                codes = job.method.round(matrix, inputs, scheme, job.settings)
-                if isinstance(codes, Codes) and (scheme.clip or job.method.clips) and grows(weight):
-                    codes = unshrunk(matrix, codes, hessian)
+                parts = tuple(rows for _, rows in one.parts)
+                inputs = Inputs(hessian, peak, parts, is_rescaled(weight))
+                codes = job.method.round(matrix, inputs, job.scheme(weight), job.settings)
                 squares.append(relative_error(matrix, codes.dequantize(), hessian) ** 2)
                 first = 0
                 for name, rows in one.parts:

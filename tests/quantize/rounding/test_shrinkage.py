@@ -25,14 +25,15 @@ from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.run import GGUFOptions, quantize_gguf
 from headrace.quantize.matrices import layer_matrices, stacked
 from headrace.quantize.options import QuantizeOptions
-from headrace.quantize.rounding.gptq import Order, gptq
+from headrace.quantize.rounding.gptq import Order, gptq, relative_error
 from headrace.quantize.rounding.scheme import Codes, Scheme, rtn
-from headrace.quantize.rounding.shrinkage import row_factors, unshrunk
+from headrace.quantize.rounding.shrinkage import rescaled, row_factors
 from headrace.quantize.run import quantize
 from tests.places import TALE
 from tests.tiny_checkpoint import CONFIGS, write
 
 COLUMNS = 256
+TEXTS = [tuple((7 * text + 3 * at * at) % 2000 for at in range(24)) for text in range(4)]
 
 
 def inputs() -> torch.Tensor:
@@ -61,7 +62,7 @@ def test_half_of_what_rows_lost_is_undone(order: Order | None, symmetric: bool) 
     weight, x = matrix(), inputs()
     hessian = x.T @ x / len(x)
     first = gptq(weight, hessian, Scheme(2, 32, symmetric, clip=True), order)
-    found = unshrunk(weight, first, hessian)
+    found = rescaled(weight, first, hessian)
     before, after = (kept(weight, one.dequantize(), x) for one in (first, found))
     assert float(before.mean()) < 0.99
     torch.testing.assert_close(after, before.sqrt(), rtol=0, atol=5e-4)  # scales are float16
@@ -76,7 +77,7 @@ def test_half_of_it_is_undone_in_blocks_of_gguf_types(name: str) -> None:
     weight, x = matrix(), inputs()
     hessian = x.T @ x / len(x)
     for first in (nearest(weight, GRIDS[name]), gptq_blocks(weight, hessian, GRIDS[name])):
-        found = first.times(row_factors(weight, first.dequantize(), hessian))
+        found = first.rescaled(row_factors(weight, first.dequantize(), hessian))
         before, after = (kept(weight, one.dequantize(), x) for one in (first, found))
         torch.testing.assert_close(after, before.sqrt(), rtol=0, atol=6e-4)
         assert torch.equal(found.codes, first.codes)
@@ -136,45 +137,137 @@ def test_feed_forward_matrices_of_models_keep_their_norms(experts: bool, how: st
 
 @pytest.mark.parametrize(
     ("method", "clip", "changed"),
-    [("gptq", True, True), ("gptq", False, False), ("awq", False, True), ("awq-gptq", True, True)],
+    [
+        ("gptq", True, True),
+        ("gptq", False, False),
+        ("awq", False, True),
+        ("awq-gptq", False, False),
+        ("awq-gptq", True, True),
+    ],
 )
-def test_ranges_that_are_whole_stay(
+def test_only_rows_of_clipped_feed_forward_matrices_change(
     method: str, clip: bool, changed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = model(tmp_path / "model", False)
-    texts = [tuple((7 * text + 3 * at * at) % 2000 for at in range(24)) for text in range(4)]
     options = QuantizeOptions(method, bits=3, group=32, clip=clip, format="gptq")
-    for name in ("grown", "shrunk"):
-        quantize(source, stored_spec(source), options, texts, tmp_path / name, num_threads=1)
-        monkeypatch.setattr("headrace.quantize.run.grows", lambda weight: False)
-    refs, first = matrices(resolve_model(str(tmp_path / "shrunk")))
-    _, second = matrices(resolve_model(str(tmp_path / "grown")))
+    for name in ("scaled", "plain"):
+        quantize(source, stored_spec(source), options, TEXTS, tmp_path / name, num_threads=1)
+        monkeypatch.setattr("headrace.quantize.run.is_rescaled", lambda weight: False)
+    refs, first = matrices(resolve_model(str(tmp_path / "plain")))
+    _, second = matrices(resolve_model(str(tmp_path / "scaled")))
     for weight in refs[:4]:  # later layers have other inputs
         same = torch.equal(stacked(first, weight), stacked(second, weight))
         assert same != (changed and weight.part == "feed-forward"), weight.name
 
 
-def test_factors_are_those_of_the_products() -> None:
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (3, 64), (8, 32)])
+def test_scales_that_are_stored_coarsely_make_up_for_each_other(bits: int, group: int) -> None:
+    weight, x = matrix(64), inputs()
+    hessian = x.T @ x / len(x)
+    first = gptq(weight, hessian, Scheme(bits, group, clip=True, scale="bf16"))
+    found = rescaled(weight, first, hessian)
+    before, after = (kept(weight, one.dequantize(), x) for one in (first, found))
+    assert found.scales.dtype == torch.bfloat16 and torch.equal(found.codes, first.codes)
+    undone = float((after - before).mean()) / float((1 - before).mean())
+    assert 0.35 < undone < 0.65 if bits < 8 else abs(float((after - before).mean())) < 1e-4
+
+
+@pytest.mark.parametrize("chunk", [1 << 22, 3 * COLUMNS])
+def test_factors_are_those_of_the_products(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.quantize.rounding.shrinkage._CHUNK", chunk)
     weight, x = matrix(), inputs()
     rounded = rtn(weight, Scheme(3, 32)).dequantize()
-    for power, seen in (
-        (x.T @ x, x),
-        ((x.T @ x).diagonal(), (x.T @ x).diagonal().sqrt().diag()),
-        (None, torch.eye(COLUMNS)),
-    ):
+    for power, seen in ((x.T @ x, x), (None, torch.eye(COLUMNS))):
         found = row_factors(weight, rounded, power).double()
         torch.testing.assert_close(found, kept(weight, rounded, seen).rsqrt(), rtol=1e-5, atol=0)
 
 
-def test_rows_that_have_lost_their_direction_stay() -> None:
-    weight = torch.ones(6, 32)
+def test_factors_stay_near_to_one() -> None:
+    weight = torch.ones(7, 32)
     weight[4] = 0.0
-    rounded = torch.stack([torch.full((32,), one) for one in (0.0, -1.0, 0.4, 3.0, 1.0, 0.8)])
-    found = row_factors(weight, rounded, torch.eye(32))
-    torch.testing.assert_close(found, torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.25]).sqrt())
-    assert torch.equal(row_factors(weight, rounded, torch.zeros(32, 32)), torch.ones(6))
+    rounded = torch.stack([torch.full((32,), one) for one in (0.0, -1.0, 0.4, 3.0, 1.0, 0.8, 0.55)])
+    found = row_factors(weight, rounded, torch.eye(32)).square()
+    torch.testing.assert_close(found, torch.tensor([1.0, 1.0, 2.0, 0.5, 1.0, 1.25, 1 / 0.55]))
+    assert torch.equal(row_factors(weight, rounded, torch.zeros(32, 32)), torch.ones(7))
+
+
+@pytest.mark.parametrize("scale", [0.0, 65504.0])
+def test_scales_stay_what_can_be_stored(scale: float) -> None:
+    weight = torch.full((2, 64), 65504.0 * 4)
     codes = Codes(
-        Scheme(4, 32), torch.full((6, 32), 9, dtype=torch.uint8), torch.zeros(6, 1).half(),
-        torch.full((6, 1), 8, dtype=torch.uint8),
+        Scheme(4, 32), torch.full((2, 64), 11, dtype=torch.uint8), torch.full((2, 2), scale).half(),
+        torch.full((2, 2), 8, dtype=torch.uint8),
     )  # fmt: skip
-    assert torch.equal(unshrunk(weight, codes).scales, codes.scales)
+    assert torch.equal(rescaled(weight, codes).scales, codes.scales)
+    blocks = nearest(torch.linspace(-7e4, 9e4, 512).reshape(2, 256) * 8, GRIDS["Q4_0"])
+    assert bool(torch.isfinite(blocks.rescaled(torch.full((2,), 1.4)).dequantize()).all())
+
+
+@pytest.mark.parametrize("how", ["gptq", "awq", "awq-gptq", "Q4_K", "Q2_K"])
+def test_factors_are_of_the_products_that_codes_were_chosen_for(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the written weights, what AWQ did to them and to their inputs included."""
+    source = model(tmp_path / "model", False)
+    spec = stored_spec(source)
+    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def spied(weight: torch.Tensor, rounded: torch.Tensor, hessian: torch.Tensor | None) -> torch.Tensor:
+        assert hessian is not None
+        seen.append((weight.clone(), rounded.clone(), hessian.clone()))
+        return row_factors(weight, rounded, hessian)
+
+    gguf = how.startswith("Q")
+    if gguf:
+        monkeypatch.setattr("headrace.quantize.gguf.run.row_factors", spied)
+        report = quantize_gguf(source, spec, GGUFOptions(how), TEXTS, tmp_path / "out", num_threads=1)
+    else:
+        monkeypatch.setattr("headrace.quantize.rounding.shrinkage.row_factors", spied)
+        options = QuantizeOptions(how, bits=3, group=32, clip=True, format="gptq")
+        report = quantize(source, spec, options, TEXTS, tmp_path / "out", num_threads=1)
+    refs, after = matrices(resolve_model(str(tmp_path / "out")))
+    scaled = [one for one in refs if one.part == "feed-forward"]
+    written = [stacked(after, one)[0].split([rows for _, rows in one.parts]) for one in scaled]
+    parts = [part for one in written for part in one] if gguf else [torch.cat(one) for one in written]
+    assert len(seen) == len(parts)
+    for (weight, rounded, hessian), now in zip(seen, parts, strict=True):
+        products = weight @ hessian
+        before, after_it = ((products * one).sum(-1) / (products * weight).sum(-1) for one in (rounded, now))
+        torch.testing.assert_close(after_it, before.sqrt(), rtol=0, atol=1e-3)
+        assert float((1 - before).abs().max()) > 5e-3
+    if not gguf:
+        for one, (weight, _, hessian), now in zip(scaled, seen, parts, strict=True):
+            assert report.errors[one.name] == pytest.approx(relative_error(weight, now, hessian), rel=1e-4)
+
+
+def test_codes_that_saw_no_inputs_get_factors_of_weights(tmp_path: Path) -> None:
+    """With few inputs, or one that is far larger than the others, products say nothing of such codes."""
+    source = model(tmp_path / "model", False)
+    spec = stored_spec(source)
+    for texts, name in (([], "none"), (TEXTS, "some")):
+        options = QuantizeOptions("rtn", bits=3, group=32, clip=True, format="gptq")
+        quantize(source, spec, options, texts, tmp_path / name, num_threads=1)
+    refs, first = matrices(resolve_model(str(tmp_path / "none")))
+    _, second = matrices(resolve_model(str(tmp_path / "some")))
+    assert all(torch.equal(stacked(first, one), stacked(second, one)) for one in refs)
+    quantize_gguf(source, spec, GGUFOptions("Q4_K", "rtn"), TEXTS, tmp_path / "gguf", num_threads=1)
+    (_, before), (_, after) = matrices(source), matrices(resolve_model(str(tmp_path / "gguf")))
+    for one in refs:
+        if one.part == "feed-forward":
+            exact, found = (stacked(which, one).double() for which in (before, after))
+            assert abs(float((found.square().sum() / exact.square().sum()).sqrt()) - 1) < 1e-3
+
+
+def test_the_head_and_floats_stay(tmp_path: Path) -> None:
+    source = model(tmp_path / "model", False)
+    spec = stored_spec(source)
+    options = QuantizeOptions("rtn", bits=2, group=32, clip=True, format="gptq", head=True)
+    quantize(source, spec, options, [], tmp_path / "out", num_threads=1)
+    exact, found = (
+        load_weights(one, stored_spec(one), dtype=torch.float32).matrices["head"].weight
+        for one in (source, resolve_model(str(tmp_path / "out")))
+    )
+    assert isinstance(exact, torch.Tensor) and isinstance(found, torch.Tensor)
+    assert float(found.square().sum() / exact.square().sum()) < 0.99
+    floats = QuantizeOptions("fp8", bits=8, group=None, clip=True)
+    assert quantize(source, spec, floats, TEXTS, tmp_path / "fp8", num_threads=1).errors

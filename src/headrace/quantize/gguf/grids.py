@@ -156,7 +156,7 @@ class Blocks:
         offset = self.steps.offset()
         return weights if offset is None else weights - offset[:, groups]
 
-    def times(self, factors: Tensor) -> Blocks:
+    def rescaled(self, factors: Tensor) -> Blocks:
         """The same codes of rows that are so many times as large, [R]; steps are rounded to float16."""
         steps = self.steps
         minimum = None if steps.minimum is None else half(steps.minimum * factors[:, None])

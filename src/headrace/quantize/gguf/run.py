@@ -42,10 +42,17 @@ from headrace.quantize.gguf.mixes import find_mix, fitting
 from headrace.quantize.gguf.names import Source, sources_of
 from headrace.quantize.gguf.rounding import gptq_blocks, nearest
 from headrace.quantize.gguf.vocabulary import vocabulary_metadata
-from headrace.quantize.matrices import check_finite, floats_of, layer_matrices, mean_error, stacked
+from headrace.quantize.matrices import (
+    check_finite,
+    floats_of,
+    is_rescaled,
+    layer_matrices,
+    mean_error,
+    stacked,
+)
 from headrace.quantize.options import Report, check_texts, check_tokens
 from headrace.quantize.rounding.gptq import DAMPING, relative_error
-from headrace.quantize.rounding.shrinkage import grows, row_factors
+from headrace.quantize.rounding.shrinkage import row_factors
 
 PREFIX = "gguf:"
 """What `--format` begins with."""
@@ -280,7 +287,7 @@ class Job:
                 for first, last, one in self._parts(weight):
                     if self._types[one.name].quantized:
                         type = self._types[one.name]
-                        found = self._round(matrix[first:last], hessian, type, grows(weight)).pack()
+                        found = self._round(matrix[first:last], hessian, type, is_rescaled(weight)).pack()
                         raw.setdefault(one.name, []).append(found)
                         rounded[first:last] = torch.from_numpy(dequantize(found, type))
                 squares.append(relative_error(matrix, rounded, hessian) ** 2)
@@ -290,15 +297,16 @@ class Job:
         return errors
 
     def _round(
-        self, matrix: torch.Tensor, hessian: torch.Tensor | None, type: BlockType, grown: bool
+        self, matrix: torch.Tensor, hessian: torch.Tensor | None, type: BlockType, scaled: bool
     ) -> Blocks:
-        """grown: rows shrink less."""
+        """scaled: rows get factors against what rounding shrinks."""
         grid = GRIDS[type.name]
         if self._options.method == "gptq" and hessian is not None:
             found = gptq_blocks(matrix, hessian, grid, self._options.damping)
         else:
             found = nearest(matrix, grid, None if hessian is None else hessian.diagonal())
-        return found.times(row_factors(matrix, found.dequantize(), hessian)) if grown else found
+            hessian = None  # the codes know its diagonal alone
+        return found.rescaled(row_factors(matrix, found.dequantize(), hessian)) if scaled else found
 
     def _read_back(self, path: Path, targets: Sequence[WeightRef], weights: Weights) -> None:
         """Put what the file of a layer holds in the place of its weights."""

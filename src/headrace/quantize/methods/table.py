@@ -19,6 +19,7 @@ from headrace.quantize.methods.smoothquant import smooth_factors
 from headrace.quantize.rounding.fp8 import encode_floats
 from headrace.quantize.rounding.gptq import Order, gptq
 from headrace.quantize.rounding.scheme import Codes, Scheme, rtn
+from headrace.quantize.rounding.shrinkage import rescaled
 from headrace.quantize.transforms.folds import Fold
 
 
@@ -35,11 +36,13 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """Of a matrix [R, C]. hessian: [C, C], the mean of x x^T, and peak: the largest magnitude; None without
-    calibration. parts: rows of each stored tensor of the matrix."""
+    calibration. parts: rows of each stored tensor of the matrix. rescaled: where ranges are clipped, rows get factors
+    against what rounding shrinks."""
 
     hessian: Tensor | None
     peak: float | None
     parts: tuple[int, ...]
+    rescaled: bool = False
 
     @property
     def power(self) -> Tensor:
@@ -53,7 +56,7 @@ class Method:
     """round: the codes of a matrix [R, C] in a scheme. factors: what the features of a fold are divided by, [F] or
     [E, F]; the weights given are those of the readers that become codes, and the function gives their schemes.
     formats: what holds the codes, by the names of options. calibrated: it needs texts. ordered: it has an order of
-    columns. floats: its scheme is a `FloatScheme`. clips: ranges are clipped whatever the scheme says.
+    columns. floats: its scheme is a `FloatScheme`.
     """
 
     round: Callable[[Tensor, Inputs, Any, Settings], Any]
@@ -67,7 +70,6 @@ class Method:
     calibrated: bool = True
     ordered: bool = False
     floats: bool = False
-    clips: bool = False
 
     @property
     def only_eight(self) -> bool:
@@ -75,8 +77,19 @@ class Method:
         return self.formats is not FORMATS
 
 
+def _rtn(weight: Tensor, inputs: Inputs, scheme: Scheme, how: Settings) -> Codes:
+    found = rtn(weight, scheme)
+    return rescaled(weight, found) if inputs.rescaled and scheme.clip else found
+
+
 def _gptq(weight: Tensor, inputs: Inputs, scheme: Scheme, how: Settings) -> Codes:
-    return gptq(weight, inputs.power, scheme, how.order, how.damping)
+    found = gptq(weight, inputs.power, scheme, how.order, how.damping)
+    return rescaled(weight, found, inputs.power) if inputs.rescaled and scheme.clip else found
+
+
+def _awq(weight: Tensor, inputs: Inputs, scheme: Scheme, how: Settings) -> Codes:
+    found = awq(weight, inputs.power, scheme)
+    return rescaled(weight, found, inputs.power) if inputs.rescaled else found
 
 
 def _awq_factors(
@@ -87,11 +100,9 @@ def _awq_factors(
 
 
 METHODS: Mapping[str, Method] = {
-    "rtn": Method(lambda weight, inputs, scheme, how: rtn(weight, scheme), calibrated=False),
+    "rtn": Method(_rtn, calibrated=False),
     "gptq": Method(_gptq, ordered=True),
-    "awq": Method(
-        lambda weight, inputs, scheme, how: awq(weight, inputs.power, scheme), _awq_factors, clips=True
-    ),
+    "awq": Method(_awq, _awq_factors),
     "awq-gptq": Method(_gptq, _awq_factors, ordered=True),
     "smoothquant": Method(
         lambda weight, inputs, scheme, how: rtn(weight, scheme, inputs.hessian),

@@ -1,11 +1,9 @@
-"""Rows of feed-forward matrices that shrink less.
+"""Rows that shrink less.
 
 Codes and ranges of least squared error shrink what they stand for: their error is orthogonal to the rounded products,
-so these are smaller than the exact ones by the square of the relative error, in each layer and for every input. Such
-errors add up over the layers where others cancel, and gated products shrink twice. A factor a row undoes half of it:
-then the norm of the products is as it was. Undoing all of it lowers the divergence of a model with little error a bit
-more, but raises that of a model with much, whose logits are better a little too small than too large. Matrices of
-attention are better off as they are: error in its scores makes them sharper, which shrinking makes up for.
+so that these, held against the exact ones, are smaller by about the square of the relative error. Such errors point the
+same way in every layer, and add up where others cancel. A factor a row undoes half of it, which for scales of least
+squares leaves the norm of the products as it was. docs/quantization.md has what it brings, and to which matrices.
 """
 
 from __future__ import annotations
@@ -13,42 +11,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.program.records import WeightRef
 from headrace.quantize.rounding.scheme import Codes, stored
 
 _CHUNK = 1 << 22
 """Weights of the rows that are multiplied at once."""
 _MOST = 2.0
-"""A row that would grow or shrink more than that has lost its direction, and stays as it is."""
+"""No row is taken to have lost more than that."""
 
 
-def grows(weight: WeightRef) -> bool:
-    """Whether its rows are to shrink less."""
-    return weight.part == "feed-forward"
+def rescaled(weight: Tensor, codes: Codes, hessian: Tensor | None = None) -> Codes:
+    """The codes of a matrix [R, C] with scales times the row's factor, rounded as they are stored.
 
-
-def unshrunk(weight: Tensor, codes: Codes, hessian: Tensor | None = None) -> Codes:
-    """The codes of a matrix [R, C] with scales that are longer by the row's factor, rounded as they are stored."""
+    What a scale loses when it is rounded, the next one of the row makes up for: the factors are close to 1, and
+    neighbours among stored scales may be further apart.
+    """
     factors = row_factors(weight, codes.dequantize().to(weight.dtype), hessian)
-    scales = stored(codes.scales.to(weight.dtype) * factors[:, None], codes.scheme).to(codes.scales.dtype)
-    return Codes(codes.scheme, codes.codes, scales, codes.zeros, codes.group_of)
+    scales = codes.scales.to(weight.dtype)
+    left = torch.ones_like(factors)  # what rounding has left of the factor
+    for group in range(scales.shape[1]):
+        wanted = scales[:, group] * factors * left
+        scales[:, group] = stored(wanted, codes.scheme)
+        left = torch.where(scales[:, group] == 0, left, wanted / scales[:, group])
+    return Codes(codes.scheme, codes.codes, scales.to(codes.scales.dtype), codes.zeros, codes.group_of)
 
 
 def row_factors(weight: Tensor, rounded: Tensor, hessian: Tensor | None) -> Tensor:
     """The root of y y / (r y) of each row, [R], where y are the products of a matrix [R, C] with inputs, and r those of
-    the rounded one. hessian: the mean of x x^T over the inputs x, [C, C], or its diagonal, [C]; None: the products are
-    the weights."""
+    the rounded one.
+
+    hessian: the mean of x x^T over the inputs x, [C, C], for codes that were chosen by all of it. Codes that were not
+    have errors along its largest directions that are noise: None, the products are the weights.
+    """
     power = None if hessian is None else hessian.to(weight.dtype)
     step = max(1, _CHUNK // weight.shape[1])
     found = []
     for first in range(0, len(weight), step):
         rows = weight[first : first + step]
-        if power is None:
-            products = rows
-        else:
-            products = rows @ power if power.dim() == 2 else rows * power
+        products = rows if power is None else rows @ power
         whole, kept = (rows * products).sum(-1), (rounded[first : first + step] * products).sum(-1)
-        factors = whole / torch.where(kept > 0, kept, 1.0)
-        usual = (kept > 0) & (factors > 1 / _MOST) & (factors < _MOST)
-        found.append(torch.where(usual, factors, 1.0).sqrt())
+        factors = torch.where((whole > 0) & (kept > 0), whole / kept, 1.0)
+        found.append(factors.clamp(1 / _MOST, _MOST).sqrt())
     return torch.cat(found)
