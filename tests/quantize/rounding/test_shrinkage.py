@@ -160,16 +160,17 @@ def test_only_rows_of_clipped_feed_forward_matrices_change(
         assert same != (changed and weight.part == "feed-forward"), weight.name
 
 
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (3, 64), (8, 32)])
-def test_scales_that_are_stored_coarsely_make_up_for_each_other(bits: int, group: int) -> None:
+@pytest.mark.parametrize("bits", [3, 4])
+def test_scales_that_are_stored_coarsely_make_up_for_each_other(bits: int) -> None:
     weight, x = matrix(64), inputs()
     hessian = x.T @ x / len(x)
-    first = gptq(weight, hessian, Scheme(bits, group, clip=True, scale="bf16"))
+    first = gptq(weight, hessian, Scheme(bits, 16, clip=True, scale="bf16"))
     found = rescaled(weight, first, hessian)
-    before, after = (kept(weight, one.dequantize(), x) for one in (first, found))
     assert found.scales.dtype == torch.bfloat16 and torch.equal(found.codes, first.codes)
-    undone = float((after - before).mean()) / float((1 - before).mean())
-    assert 0.35 < undone < 0.65 if bits < 8 else abs(float((after - before).mean())) < 1e-4
+    factors = row_factors(weight, first.dequantize(), hessian).double()
+    grown = (found.scales.double() / first.scales.double()).log().sum(-1)
+    missed = grown - found.scales.shape[1] * factors.log()
+    assert float(missed.abs().max()) < 2.0**-8  # half a step of the last scale, not of each
 
 
 @pytest.mark.parametrize("chunk", [1 << 22, 3 * COLUMNS])
@@ -240,7 +241,9 @@ def test_factors_are_of_the_products_that_codes_were_chosen_for(
             assert report.errors[one.name] == pytest.approx(relative_error(weight, now, hessian), rel=1e-4)
 
 
-def test_codes_that_saw_no_inputs_get_factors_of_weights(tmp_path: Path) -> None:
+def test_codes_that_saw_no_inputs_get_factors_of_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With few inputs, or one that is far larger than the others, products say nothing of such codes."""
     source = model(tmp_path / "model", False)
     spec = stored_spec(source)
@@ -250,12 +253,13 @@ def test_codes_that_saw_no_inputs_get_factors_of_weights(tmp_path: Path) -> None
     refs, first = matrices(resolve_model(str(tmp_path / "none")))
     _, second = matrices(resolve_model(str(tmp_path / "some")))
     assert all(torch.equal(stacked(first, one), stacked(second, one)) for one in refs)
+
+    def spied(weight: torch.Tensor, rounded: torch.Tensor, hessian: torch.Tensor | None) -> torch.Tensor:
+        assert hessian is None
+        return row_factors(weight, rounded, hessian)
+
+    monkeypatch.setattr("headrace.quantize.gguf.run.row_factors", spied)
     quantize_gguf(source, spec, GGUFOptions("Q4_K", "rtn"), TEXTS, tmp_path / "gguf", num_threads=1)
-    (_, before), (_, after) = matrices(source), matrices(resolve_model(str(tmp_path / "gguf")))
-    for one in refs:
-        if one.part == "feed-forward":
-            exact, found = (stacked(which, one).double() for which in (before, after))
-            assert abs(float((found.square().sum() / exact.square().sum()).sqrt()) - 1) < 1e-3
 
 
 def test_the_head_and_floats_stay(tmp_path: Path) -> None:

@@ -49,6 +49,6 @@ def row_factors(weight: Tensor, rounded: Tensor, hessian: Tensor | None) -> Tens
         rows = weight[first : first + step]
         products = rows if power is None else rows @ power
         whole, kept = (rows * products).sum(-1), (rounded[first : first + step] * products).sum(-1)
-        factors = torch.where((whole > 0) & (kept > 0), whole / kept, 1.0)
+        factors = torch.where(kept > 0, whole / kept, 1.0)
         found.append(factors.clamp(1 / _MOST, _MOST).sqrt())
     return torch.cat(found)
