@@ -57,17 +57,34 @@ inline float peak_bf16(const PeakInputs& inputs, std::int64_t rounds) {
     return reduce_add(sums[0]);
 }
 
+// Products of bytes, by the codes that take the fewest instructions: those that a set adds up in 16 bits, if it has any.
+// Sums of the same activations would share their products where adding is another instruction, so each has its own.
+constexpr int kPeakRun = run_of(4), kPeakCodeSums = kPeakRun > 1 ? 4 : kPeakSums;
+constexpr std::size_t kPeakStep = kPeakCodeSums <= 5 ? 4 : 0;  // bytes from one sum's activations to the next one's
+
+template <int kRun>
+HEADRACE_INLINE I32x16 peak_products(I32x16 sum, const unsigned char (*vectors)[64], const std::int8_t* four) {
+    if constexpr (kRun > 1) {
+        ShortSums<kRun> some = ShortSums<kRun>::of(Codes::load(vectors[0]), four);
+        HEADRACE_UNROLL for (int j = 1; j < kRun; ++j) some.add(Codes::load(vectors[j]), four);
+        return some.added_to(sum);
+    } else {
+        return dot_bytes(sum, Codes::load(vectors[0]), four);
+    }
+}
+
 inline float peak_i8(const PeakInputs& inputs, std::int64_t rounds) {
-    const std::int8_t* four = reinterpret_cast<const std::int8_t*>(inputs.one);
-    I32x16 sums[kPeakSums];
-    for (int i = 0; i < kPeakSums; ++i) sums[i] = I32x16::zero();
+    I32x16 sums[kPeakCodeSums];
+    for (int i = 0; i < kPeakCodeSums; ++i) sums[i] = I32x16::zero();
     for (std::int64_t round = 0; round < rounds; ++round) {
-        for (int j = 0; j < kPeakInputs; ++j) {
-            const Codes vector = Codes::load(inputs.vectors[j]);
-            for (int i = 0; i < kPeakSums; ++i) sums[i] = dot_bytes(sums[i], vector, four);
+        for (int j = 0; j < kPeakInputs; j += kPeakRun) {
+            const auto* four = reinterpret_cast<const std::int8_t*>(inputs.one);
+            for (int i = 0; i < kPeakCodeSums; ++i, four += kPeakStep) {
+                sums[i] = peak_products<kPeakRun>(sums[i], inputs.vectors + j, four);
+            }
         }
     }
-    for (int i = 1; i < kPeakSums; ++i) sums[0] = sums[0] + sums[i];
+    for (int i = 1; i < kPeakCodeSums; ++i) sums[0] = sums[0] + sums[i];
     return reduce_add(to_float(sums[0]));
 }
 
@@ -106,7 +123,8 @@ inline double peak(DType type, std::int64_t rounds, Team& team) {
         return 2 * products * (type == DType::i8 ? kTileCodes : kTileFloats) * team.size();
     }
 #endif
-    const double products = static_cast<double>(kPeakSums) * kPeakInputs * static_cast<double>(rounds);
+    const int sums = type == DType::i8 ? kPeakCodeSums : kPeakSums;
+    const double products = static_cast<double>(sums) * kPeakInputs * static_cast<double>(rounds);
     const double width = type == DType::f32 ? 16 : type == DType::bf16 ? 32 : 64;
     if (type == DType::f16) return 0;
     auto body = [&](int, int) {
