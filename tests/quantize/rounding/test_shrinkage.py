@@ -178,7 +178,8 @@ def test_factors_are_those_of_the_products(chunk: int, monkeypatch: pytest.Monke
     monkeypatch.setattr("headrace.quantize.rounding.shrinkage._CHUNK", chunk)
     weight, x = matrix(), inputs()
     rounded = rtn(weight, Scheme(3, 32)).dequantize()
-    for power, seen in ((x.T @ x, x), (None, torch.eye(COLUMNS))):
+    diagonal = (x.T @ x).diagonal()
+    for power, seen in ((x.T @ x, x), (diagonal, diagonal.sqrt().diag()), (None, torch.eye(COLUMNS))):
         found = row_factors(weight, rounded, power).double()
         torch.testing.assert_close(found, kept(weight, rounded, seen).rsqrt(), rtol=1e-5, atol=0)
 
@@ -202,6 +203,29 @@ def test_scales_stay_what_can_be_stored(scale: float) -> None:
     assert torch.equal(rescaled(weight, codes).scales, codes.scales)
     blocks = nearest(torch.linspace(-7e4, 9e4, 512).reshape(2, 256) * 8, GRIDS["Q4_0"])
     assert bool(torch.isfinite(blocks.rescaled(torch.full((2,), 1.4)).dequantize()).all())
+
+
+def test_scales_that_cannot_grow_leave_the_others_alone() -> None:
+    weight = torch.full((1, 160), 7e5)
+    weight[:, 128:] = 3.0
+    codes = Codes(
+        Scheme(4, 32), torch.full((1, 160), 12, dtype=torch.uint8), torch.tensor([[65504.0] * 4 + [1.0]]).half(),
+        torch.full((1, 5), 8, dtype=torch.uint8),
+    )  # fmt: skip
+    found = rescaled(weight, codes)
+    assert found.scales[0, :4].tolist() == [65504.0] * 4
+    assert 1.3 < float(found.scales[0, 4]) < 1.45
+
+
+def test_what_no_input_reaches_does_not_count_where_codes_saw_the_inputs() -> None:
+    """A large weight of a dead input is clipped, and does not scale the row."""
+    weight, power = matrix(), inputs().square().mean(0)
+    weight[:, 5], power[5] = 40.0, 0.0
+    for name in ("Q4_K", "Q5_K", "Q8_0"):
+        found = nearest(weight, GRIDS[name], power)
+        factors = row_factors(weight, found.dequantize(), power)
+        assert float((factors - 1).abs().max()) < 0.02
+        assert float((row_factors(weight, found.dequantize(), None) - 1).abs().max()) > 0.02 or name == "Q8_0"
 
 
 @pytest.mark.parametrize("how", ["gptq", "awq", "awq-gptq", "Q4_K", "Q2_K"])
@@ -255,7 +279,7 @@ def test_codes_that_saw_no_inputs_get_factors_of_weights(
     assert all(torch.equal(stacked(first, one), stacked(second, one)) for one in refs)
 
     def spied(weight: torch.Tensor, rounded: torch.Tensor, hessian: torch.Tensor | None) -> torch.Tensor:
-        assert hessian is None
+        assert hessian is not None and hessian.shape == (weight.shape[1],)
         return row_factors(weight, rounded, hessian)
 
     monkeypatch.setattr("headrace.quantize.gguf.run.row_factors", spied)

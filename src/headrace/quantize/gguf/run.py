@@ -301,12 +301,13 @@ class Job:
     ) -> Blocks:
         """scaled: rows get factors against what rounding shrinks."""
         grid = GRIDS[type.name]
+        power = hessian
         if self._options.method == "gptq" and hessian is not None:
             found = gptq_blocks(matrix, hessian, grid, self._options.damping)
         else:
-            found = nearest(matrix, grid, None if hessian is None else hessian.diagonal())
-            hessian = None  # the codes know its diagonal alone
-        return found.rescaled(row_factors(matrix, found.dequantize(), hessian)) if scaled else found
+            power = None if hessian is None else hessian.diagonal()
+            found = nearest(matrix, grid, power)
+        return found.rescaled(row_factors(matrix, found.dequantize(), power)) if scaled else found
 
     def _read_back(self, path: Path, targets: Sequence[WeightRef], weights: Weights) -> None:
         """Put what the file of a layer holds in the place of its weights."""

@@ -17,6 +17,9 @@ _CHUNK = 1 << 22
 """Weights of the rows that are multiplied at once."""
 _MOST = 2.0
 """No row is taken to have lost more than that."""
+_CARRIED = 2.0**-7
+"""The most of what a scale has lost that the next one makes up for: two steps of bfloat16. Scales that float16 cannot
+hold lose more, which is theirs alone."""
 
 
 def rescaled(weight: Tensor, codes: Codes, hessian: Tensor | None = None) -> Codes:
@@ -31,7 +34,8 @@ def rescaled(weight: Tensor, codes: Codes, hessian: Tensor | None = None) -> Cod
     for group in range(scales.shape[1]):
         wanted = scales[:, group] * factors * left
         scales[:, group] = stored(wanted, codes.scheme)
-        left = torch.where(scales[:, group] == 0, left, wanted / scales[:, group])
+        lost = torch.where(scales[:, group] == 0, 1.0, wanted / scales[:, group])
+        left = lost.clamp(1 - _CARRIED, 1 + _CARRIED)
     return Codes(codes.scheme, codes.codes, scales.to(codes.scales.dtype), codes.zeros, codes.group_of)
 
 
@@ -39,16 +43,17 @@ def row_factors(weight: Tensor, rounded: Tensor, hessian: Tensor | None) -> Tens
     """The root of y y / (r y) of each row, [R], where y are the products of a matrix [R, C] with inputs, and r those of
     the rounded one.
 
-    hessian: the mean of x x^T over the inputs x, [C, C], for codes that were chosen by all of it. Codes that were not
-    have errors along its largest directions that are noise: None, the products are the weights.
+    hessian: what the codes were chosen by: the mean of x x^T over the inputs x, [C, C], or its diagonal, [C], as if the
+    inputs were independent; None: the products are the weights. Along the largest directions of a Hessian that codes
+    did not see, their errors are noise.
     """
     power = None if hessian is None else hessian.to(weight.dtype)
     step = max(1, _CHUNK // weight.shape[1])
     found = []
     for first in range(0, len(weight), step):
         rows = weight[first : first + step]
-        products = rows if power is None else rows @ power
+        products = rows if power is None else rows * power if power.dim() == 1 else rows @ power
         whole, kept = (rows * products).sum(-1), (rounded[first : first + step] * products).sum(-1)
-        factors = torch.where(kept > 0, whole / kept, 1.0)
+        factors = torch.where((whole > 0) & (kept > 0), whole / kept, 1.0)
         found.append(factors.clamp(1 / _MOST, _MOST).sqrt())
     return torch.cat(found)
