@@ -75,13 +75,14 @@ struct PanelSpans {
     alignas(64) std::int32_t starts[P][kPassSpans][kPanel];
 };
 
-// lows[r][c] (+)= minimum * sum of activations over the spans of [begin, end), in order; for few rows and one panel.
+// lows[r][c] (+)= minimum * sum of activations over the spans of [begin, end), in order; for up to R rows and one panel.
+template <int R>
 HEADRACE_ALONE void add_minima(const Matrix& w, int panel, int begin, int end, const Section& section, int rows, float* lows) {
-    F32x16 acc[kDirectRows];
-    for (int r = 0; r < kDirectRows; ++r) acc[r] = begin > 0 && r < rows ? F32x16::load(lows + r * kLowsStride) : F32x16::zero();
+    F32x16 acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = begin > 0 && r < rows ? F32x16::load(lows + r * kLowsStride) : F32x16::zero();
     const float* sums = section.sums + (begin - section.begin) / w.span;
     for_numbers<true>(w, panel, begin, end, w.span, 0, [&](F32x16 number) {
-        HEADRACE_UNROLL for (int r = 0; r < kDirectRows; ++r) {
+        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
             acc[r] = fma(F32x16::broadcast(sums[(r < rows ? r : 0) * section.stride]), number, acc[r]);
         }
         ++sums;
@@ -339,7 +340,10 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
                 const std::ptrdiff_t ahead = after - groups_at(w, w.scales, panel, begin);
                 load_scales(w, panel, begin, end, w.span, side.scales[p], ahead);
             }
-            if (lows != nullptr) add_minima(w, panel, begin, end, section, rows, lows);
+            if (lows != nullptr) {
+                const auto add = rows == 1 ? add_minima<1> : add_minima<kDirectRows>;
+                add(w, panel, begin, end, section, rows, lows);
+            }
             if (w.zeros != nullptr) load_starts(w, panel, begin, end, w.span, offset_of(Format::kRun), side.starts[p]);
         }
         const std::uint8_t* codes = codes_of<Format>(w, tile.panel, begin);
