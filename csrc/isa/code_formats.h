@@ -10,7 +10,7 @@
 //   kAsStored   decode() changes nothing: the panel itself is read
 //   of(matrix)  what decoding needs
 //   decode()    a unit as whole numbers, from 0 to 255; take<kFirst, kCount>() so many of its vectors, where units are of 32
-//   Wide        a functor, of(matrix, zeros of the columns): a unit as pairs of features, exactly code - zero or the number
+//   Wide        of(matrix, zeros of the columns); pair<kPair>() two features of a unit, exactly code - zero or the number
 //   put(), get()  the codes of one column of a unit, at load and for look-ups
 //   number()    what a code stands for, without scale and zero
 #pragma once
@@ -30,8 +30,9 @@ struct BytesFormat {
     struct Wide {
         BytePairs pairs;
         HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {BytePairs::of(zeros)}; }
-        HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[2]) const {
-            pairs(Codes::load(at), out);
+        template <int kPair>
+        HEADRACE_METHOD PairFactors pair(const std::uint8_t* at) const {
+            return pairs.template pair<kPair>(Codes::load(at));
         }
     };
 
@@ -89,15 +90,11 @@ struct BitsFormat {
     struct Wide {
         BytePairs pairs;
         HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {BytePairs::of(zeros)}; }
-        HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[2 * kVectors]) const {
-            Codes codes[kVectors];
-            BitsFormat().decode(at, codes);
-            HEADRACE_UNROLL for (int v = 0; v < kVectors; ++v) {
-                PairFactors two[2];
-                pairs(codes[v], two);
-                out[2 * v] = two[0];
-                out[2 * v + 1] = two[1];
-            }
+        template <int kPair>
+        HEADRACE_METHOD PairFactors pair(const std::uint8_t* at) const {
+            Codes codes;
+            BitsFormat::take<kPair / 2, 1>(at, &codes);
+            return pairs.pair<kPair % 2>(codes);
         }
     };
 
@@ -134,8 +131,9 @@ template <>
 struct BitsFormat<4>::Wide {  // without the way over bytes
     NibblePairs pairs;
     HEADRACE_INLINE Wide of(const Matrix&, I32x16 zeros) { return {NibblePairs::of(zeros)}; }
-    HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[4]) const {
-        pairs(Codes::load(at), out);
+    template <int kPair>
+    HEADRACE_METHOD PairFactors pair(const std::uint8_t* at) const {
+        return pairs.pair<kPair>(Codes::load(at));
     }
 };
 
@@ -158,8 +156,9 @@ struct TableFormat : NibblesFormat {
     struct Wide {
         TablePairs pairs;
         HEADRACE_INLINE Wide of(const Matrix& w, I32x16) { return {TablePairs::of(w.table.numbers)}; }
-        HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[4]) const {
-            pairs(Codes::load(at), out);
+        template <int kPair>
+        HEADRACE_METHOD PairFactors pair(const std::uint8_t* at) const {
+            return pairs.pair<kPair>(Codes::load(at));
         }
     };
     HEADRACE_INLINE float number(const Matrix& w, std::uint8_t code) {
@@ -174,8 +173,9 @@ struct Float8Format : BytesFormat {
     struct Wide {
         Float8Pairs<kMantissa, kPower> pairs;
         HEADRACE_INLINE Wide of(const Matrix&, I32x16) { return {}; }
-        HEADRACE_METHOD void operator()(const std::uint8_t* at, PairFactors (&out)[2]) const {
-            pairs(Codes::load(at), out);
+        template <int kPair>
+        HEADRACE_METHOD PairFactors pair(const std::uint8_t* at) const {
+            return pairs.template pair<kPair>(Codes::load(at));
         }
     };
     HEADRACE_INLINE float number(const Matrix&, std::uint8_t code) { return from_float8<kMantissa, kPower>(code); }
@@ -185,6 +185,13 @@ using E4M3Format = Float8Format<3, 120>;
 using E5M2Format = Float8Format<2, 112>;
 
 // ---- What every format is compiled to besides products ----
+
+// use.operator()<i>() for each pair i of a unit.
+template <class Format, int kPair = 0, typename Use>
+HEADRACE_INLINE void for_pairs(const Use& use) {
+    use.template operator()<kPair>();
+    if constexpr (kPair + 1 < Format::kFeatures / 2) for_pairs<Format, kPair + 1>(use);
+}
 
 using Decode = void (*)(const Matrix&, int panel, int begin, int end, std::uint8_t* to);
 
@@ -209,14 +216,14 @@ HEADRACE_ALONE void decode_pairs(const Matrix& w, int panel, int begin, int end,
         const int group = k / w.group;
         const auto pairs = Format::Wide::of(w, zeros_of(w, panel, group));
         for (const int stop = least((group + 1) * w.group, end); k < stop; k += Format::kFeatures) {
-            PairFactors out[2 * Format::kVectors];
             HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
                 HEADRACE_PREFETCH(at + kCodesAhead + 64 * line);
             }
-            pairs(at, out);
-            HEADRACE_UNROLL for (int i = 0; i < 2 * Format::kVectors; ++i) out[i].store(to + sizeof out[0] * i);
+            for_pairs<Format>([&]<int kPair>() __attribute__((always_inline)) {
+                pairs.template pair<kPair>(at).store(to);
+                to += sizeof(PairFactors);
+            });
             at += 64 * Format::kLines;
-            to += sizeof out;
         }
     }
 }

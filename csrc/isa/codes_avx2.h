@@ -121,51 +121,43 @@ HEADRACE_INLINE F32x16 code_differences(Codes codes, int shift, int mask, I32x16
 struct NibblePairs {
     I32x16 zero;
     HEADRACE_INLINE NibblePairs of(I32x16 zero) { return {zero}; }
-    HEADRACE_METHOD void operator()(Codes packed, PairFactors (&out)[4]) const {
-        const auto feature = [&](int shift) { return code_differences(packed, shift, 15, zero); };
-        out[0] = {feature(0), feature(8)};
-        out[1] = {feature(16), feature(24)};
-        out[2] = {feature(4), feature(12)};
-        out[3] = {feature(20), feature(28)};
+    template <int kPair>
+    HEADRACE_METHOD PairFactors pair(Codes packed) const {
+        constexpr int kShift = 16 * (kPair % 2) + 4 * (kPair / 2);
+        return {code_differences(packed, kShift, 15, zero), code_differences(packed, kShift + 8, 15, zero)};
     }
 };
 
 struct BytePairs {
     I32x16 zero;
     HEADRACE_INLINE BytePairs of(I32x16 zero) { return {zero}; }
-    HEADRACE_METHOD void operator()(Codes codes, PairFactors (&out)[2]) const {
-        const auto feature = [&](int shift) { return code_differences(codes, shift, 255, zero); };
-        out[0] = {feature(0), feature(8)};
-        out[1] = {feature(16), feature(24)};
+    template <int kPair>
+    HEADRACE_METHOD PairFactors pair(Codes codes) const {
+        return {code_differences(codes, 16 * kPair, 255, zero), code_differences(codes, 16 * kPair + 8, 255, zero)};
     }
 };
 
 struct TablePairs {
     __m256i low, high;  // bytes of the sixteen numbers
     HEADRACE_INLINE TablePairs of(const bf16_t* sixteen) {
-        alignas(16) std::uint8_t bytes[2][16];
-        for (int i = 0; i < 16; ++i) {
-            bytes[0][i] = static_cast<std::uint8_t>(sixteen[i]);
-            bytes[1][i] = static_cast<std::uint8_t>(sixteen[i] >> 8);
-        }
-        return {ByteTable::of(bytes[0]).v, ByteTable::of(bytes[1]).v};
+        const __m256i eight = _mm256_broadcastsi128_si256(load_eight(sixteen));
+        const __m256i more = _mm256_broadcastsi128_si256(load_eight(sixteen + 8)), byte = _mm256_set1_epi16(255);
+        return {_mm256_packus_epi16(_mm256_and_si256(eight, byte), _mm256_and_si256(more, byte)),
+                _mm256_packus_epi16(_mm256_srli_epi16(eight, 8), _mm256_srli_epi16(more, 8))};
     }
-    // Features 0 and 1, and 2 and 3, of eight columns.
-    HEADRACE_METHOD void look_up(__m256i nibbles, __m256i& first, __m256i& second) const {
+    template <int kPair>
+    HEADRACE_METHOD __m256i look_up(__m256i packed) const {
+        // In each half features 0 and 1 of all columns come first, so that pairs lie together with both of their bytes.
+        const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+        const __m256i sorted = _mm256_shuffle_epi8(packed, order);
+        const __m256i nibbles = _mm256_and_si256(moved<kPair < 2 ? 0 : -4>(sorted), _mm256_set1_epi8(15));
         const __m256i lows = _mm256_shuffle_epi8(low, nibbles), highs = _mm256_shuffle_epi8(high, nibbles);
-        const __m256 even = _mm256_castsi256_ps(_mm256_unpacklo_epi8(lows, highs));  // columns 0 and 1 of each half
-        const __m256 odd = _mm256_castsi256_ps(_mm256_unpackhi_epi8(lows, highs));   // 2 and 3
-        first = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0x88));
-        second = _mm256_castps_si256(_mm256_shuffle_ps(even, odd, 0xdd));
+        return kPair % 2 == 0 ? _mm256_unpacklo_epi8(lows, highs) : _mm256_unpackhi_epi8(lows, highs);
     }
-    HEADRACE_METHOD void operator()(Codes packed, PairFactors (&out)[4]) const {
-        const Codes first = low_nibbles(packed), second = high_nibbles(packed);
-        Pairs pairs[4];
-        look_up(first.a, pairs[0].a, pairs[1].a);
-        look_up(first.b, pairs[0].b, pairs[1].b);
-        look_up(second.a, pairs[2].a, pairs[3].a);
-        look_up(second.b, pairs[2].b, pairs[3].b);
-        for (int i = 0; i < 4; ++i) out[i] = {first_of_pairs(pairs[i]), second_of_pairs(pairs[i])};
+    template <int kPair>
+    HEADRACE_METHOD PairFactors pair(Codes packed) const {
+        const Pairs words = {look_up<kPair>(packed.a), look_up<kPair>(packed.b)};
+        return {first_of_pairs(words), second_of_pairs(words)};
     }
 };
 
@@ -173,20 +165,17 @@ template <int kMantissa, int kPower>
 struct Float8Pairs {
     template <int kByte>
     HEADRACE_INLINE __m256 number(__m256i column) {
-        constexpr int kUp = 24 - 8 * kByte;
-        constexpr int kMove = 23 - kMantissa - 8 * kByte;  // of exponent and mantissa
-        const __m256i sign = _mm256_slli_epi32(column, kUp);
-        const __m256i rest = kMove < 0 ? _mm256_srli_epi32(column, kMove < 0 ? -kMove : 0)
-                                       : _mm256_slli_epi32(column, kMove < 0 ? 0 : kMove);
-        const __m256i top = _mm256_set1_epi32(static_cast<std::int32_t>(0x80000000U));
-        const __m256i below = _mm256_set1_epi32(0x7f << (23 - kMantissa));
-        const __m256i bits = _mm256_or_si256(_mm256_and_si256(sign, top), _mm256_and_si256(rest, below));
+        // Exponent and mantissa move to where a float has them, and copies of the sign from above, of which one is kept.
+        constexpr auto kKept = static_cast<std::int32_t>(0x80000000U | 0x7fU << (23 - kMantissa));
+        const __m256i placed = _mm256_srai_epi32(_mm256_slli_epi32(column, 24 - 8 * kByte), kMantissa + 1);
+        const __m256i bits = _mm256_and_si256(placed, _mm256_set1_epi32(kKept));
         const __m256 power = _mm256_castsi256_ps(_mm256_set1_epi32((127 + kPower) << 23));
         return _mm256_mul_ps(_mm256_castsi256_ps(bits), power);
     }
-    HEADRACE_METHOD void operator()(Codes codes, PairFactors (&out)[2]) const {
-        out[0] = {{number<0>(codes.a), number<0>(codes.b)}, {number<1>(codes.a), number<1>(codes.b)}};
-        out[1] = {{number<2>(codes.a), number<2>(codes.b)}, {number<3>(codes.a), number<3>(codes.b)}};
+    template <int kPair>
+    HEADRACE_METHOD PairFactors pair(Codes codes) const {
+        constexpr int kFirst = 2 * kPair, kSecond = kFirst + 1;
+        return {{number<kFirst>(codes.a), number<kFirst>(codes.b)}, {number<kSecond>(codes.a), number<kSecond>(codes.b)}};
     }
 };
 

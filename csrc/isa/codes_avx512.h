@@ -89,7 +89,7 @@ struct ByteTable {
 using PairFactors = Pairs;  // two features of 16 columns as products of codes read them
 HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) { return dot(acc, x, Pairs::broadcast(two)); }
 
-// Turns nibbles into pairs of bf16 that hold code - zero (0..16) of their column, exactly.
+// Features 2 * kPair and 2 * kPair + 1 of codes, as nibbles: bf16 that hold code - zero (0..16) of their column, exactly.
 struct NibblePairs {
     __m512i index_zero;  // bytes: 16 - zero of the column
     __m512i numbers;     // bf16; a permutation of words looks up by the low five bits of an index
@@ -101,29 +101,28 @@ struct NibblePairs {
         const __m512i each = _mm512_shuffle_epi8(zero.v, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
         return {_mm512_sub_epi8(_mm512_set1_epi8(16), each), _mm512_load_si512(kNumbers)};
     }
-    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {  // features 0 and 1, 2 and 3, 4 and 5, 6 and 7
-        const __m512i low = _mm512_set1_epi8(15);
+    template <int kPair>
+    HEADRACE_METHOD Pairs pair(Codes packed) const {
         // Bytes 1 and 2 of a column change places, so that neighbours lie in the low halves of the two words.
         const __m512i swapped =
             _mm512_shuffle_epi8(packed.v, _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200));
-        const __m512i first = _mm512_add_epi8(_mm512_and_si512(swapped, low), index_zero);
-        const __m512i second =
-            _mm512_add_epi8(_mm512_and_si512(_mm512_srli_epi16(swapped, 4), low), index_zero);
-        out[0].v = _mm512_permutexvar_epi16(first, numbers);
-        out[1].v = _mm512_permutexvar_epi16(_mm512_srli_epi16(first, 8), numbers);
-        out[2].v = _mm512_permutexvar_epi16(second, numbers);
-        out[3].v = _mm512_permutexvar_epi16(_mm512_srli_epi16(second, 8), numbers);
+        const __m512i nibbles = kPair < 2 ? swapped : _mm512_srli_epi16(swapped, 4);
+        const __m512i index = _mm512_add_epi8(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)), index_zero);
+        return {_mm512_permutexvar_epi16(kPair % 2 == 0 ? index : _mm512_srli_epi16(index, 8), numbers)};
     }
 };
 
-// Turns nibbles into pairs of the numbers that a table holds for them.
+// The same of the numbers that a table holds for nibbles.
 struct TablePairs {
     NibblePairs pairs;
     HEADRACE_INLINE TablePairs of(const bf16_t* sixteen) {
         const __m256i once = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sixteen));
         return {{_mm512_setzero_si512(), _mm512_broadcast_i64x4(once)}};
     }
-    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const { pairs(packed, out); }
+    template <int kPair>
+    HEADRACE_METHOD Pairs pair(Codes packed) const {
+        return pairs.pair<kPair>(packed);
+    }
 };
 
 struct BytePairs {  // as NibblePairs, for codes of 8 bits
@@ -131,7 +130,8 @@ struct BytePairs {  // as NibblePairs, for codes of 8 bits
     HEADRACE_INLINE BytePairs of(I32x16 zero) {
         return {_mm512_castsi512_ps(_mm512_or_si512(zero.v, _mm512_set1_epi32(0x4b000000)))};
     }
-    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
+    template <int kPair>
+    HEADRACE_METHOD Pairs pair(Codes codes) const {
         const __m512i byte = _mm512_set1_epi32(255), high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
         // A byte in the low bits of 2^23 is that number plus the byte; taking 2^23 + zero away leaves bits of a bf16.
         const auto difference = [&](__m512i word) {
@@ -139,12 +139,10 @@ struct BytePairs {  // as NibblePairs, for codes of 8 bits
             const __m512i sum = _mm512_ternarylogic_epi32(word, byte, _mm512_set1_epi32(0x4b000000), kAndOr);
             return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(sum), zero));
         };
-        const auto pair = [&](__m512i first, __m512i second) {
-            constexpr int kSelect = 0xd8;  // (a & ~c) | (b & c)
-            return _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, high, kSelect);
-        };
-        out[0].v = pair(difference(codes.v), difference(_mm512_srli_epi32(codes.v, 8)));
-        out[1].v = pair(difference(_mm512_srli_epi32(codes.v, 16)), difference(_mm512_srli_epi32(codes.v, 24)));
+        const __m512i first = difference(kPair == 0 ? codes.v : _mm512_srli_epi32(codes.v, 16));
+        const __m512i second = difference(_mm512_srli_epi32(codes.v, kPair == 0 ? 8 : 24));
+        constexpr int kSelect = 0xd8;  // (a & ~c) | (b & c)
+        return {_mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, high, kSelect)};
     }
 };
 
@@ -165,14 +163,12 @@ struct Float8Pairs {
         const __m512 power = _mm512_castsi512_ps(_mm512_set1_epi32((127 + kPower) << 23));
         return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(bits), power));
     }
-    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
+    template <int kPair>
+    HEADRACE_METHOD Pairs pair(Codes codes) const {
         constexpr int kSelect = 0xd8;  // (a & ~c) | (b & c)
         const __m512i high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
-        const auto pair = [&](__m512i first, __m512i second) {
-            return _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, high, kSelect);
-        };
-        out[0].v = pair(number<0>(codes.v), number<1>(codes.v));
-        out[1].v = pair(number<2>(codes.v), number<3>(codes.v));
+        const __m512i first = number<2 * kPair>(codes.v), second = number<2 * kPair + 1>(codes.v);
+        return {_mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, high, kSelect)};
     }
 };
 

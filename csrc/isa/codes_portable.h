@@ -87,26 +87,35 @@ HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) { retur
 // Whole numbers of up to eight bits are exact in bf16.
 HEADRACE_INLINE bf16_t exact_bf16(int x) { return static_cast<bf16_t>(bits_of(static_cast<float>(x)) >> 16); }
 
+// What becomes word i of a pair: feature 2 * kPair + i % 2 of column i / 2. The nibbles of a byte are four features apart.
+template <int kPair>
+HEADRACE_INLINE int byte_of(const Codes& codes, int i) {
+    return codes.v[4 * (i / 2) + 2 * (kPair % 2) + i % 2];
+}
+template <int kPair>
+HEADRACE_INLINE int nibble_of(const Codes& packed, int i) {
+    return byte_of<kPair>(packed, i) >> (kPair < 2 ? 0 : 4) & 15;
+}
+
 struct NibblePairs {
     I32x16 zero;
     HEADRACE_INLINE NibblePairs of(I32x16 zero) { return {zero}; }
-    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
-        for (int i = 0; i < 64; ++i) {  // byte i is feature i % 4 (low half) and 4 + i % 4 (high half) of column i / 4
-            const int column = i / 4, pair = i % 4 / 2, half = i % 2;
-            out[pair].v[2 * column + half] = exact_bf16((packed.v[i] & 15) - zero.v[column]);
-            out[2 + pair].v[2 * column + half] = exact_bf16((packed.v[i] >> 4) - zero.v[column]);
-        }
+    template <int kPair>
+    HEADRACE_METHOD Pairs pair(Codes packed) const {
+        Pairs out;
+        for (int i = 0; i < 32; ++i) out.v[i] = exact_bf16(nibble_of<kPair>(packed, i) - zero.v[i / 2]);
+        return out;
     }
 };
 
 struct BytePairs {
     I32x16 zero;
     HEADRACE_INLINE BytePairs of(I32x16 zero) { return {zero}; }
-    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
-        for (int i = 0; i < 64; ++i) {
-            const int column = i / 4, pair = i % 4 / 2, half = i % 2;
-            out[pair].v[2 * column + half] = exact_bf16(codes.v[i] - zero.v[column]);
-        }
+    template <int kPair>
+    HEADRACE_METHOD Pairs pair(Codes codes) const {
+        Pairs out;
+        for (int i = 0; i < 32; ++i) out.v[i] = exact_bf16(byte_of<kPair>(codes, i) - zero.v[i / 2]);
+        return out;
     }
 };
 
@@ -117,23 +126,24 @@ struct TablePairs {
         std::memcpy(r.numbers, sixteen, sizeof r.numbers);
         return r;
     }
-    HEADRACE_METHOD void operator()(Codes packed, Pairs (&out)[4]) const {
-        for (int i = 0; i < 64; ++i) {
-            const int column = i / 4, pair = i % 4 / 2, half = i % 2;
-            out[pair].v[2 * column + half] = numbers[packed.v[i] & 15];
-            out[2 + pair].v[2 * column + half] = numbers[packed.v[i] >> 4];
-        }
+    template <int kPair>
+    HEADRACE_METHOD Pairs pair(Codes packed) const {
+        Pairs out;
+        for (int i = 0; i < 32; ++i) out.v[i] = numbers[nibble_of<kPair>(packed, i)];
+        return out;
     }
 };
 
 template <int kMantissa, int kPower>
 struct Float8Pairs {
-    HEADRACE_METHOD void operator()(Codes codes, Pairs (&out)[2]) const {
-        for (int i = 0; i < 64; ++i) {
-            const int column = i / 4, pair = i % 4 / 2, half = i % 2;
-            out[pair].v[2 * column + half] =
-                static_cast<bf16_t>(bits_of(from_float8<kMantissa, kPower>(codes.v[i])) >> 16);
+    template <int kPair>
+    HEADRACE_METHOD Pairs pair(Codes codes) const {
+        Pairs out;
+        for (int i = 0; i < 32; ++i) {
+            const float number = from_float8<kMantissa, kPower>(byte_of<kPair>(codes, i));
+            out.v[i] = static_cast<bf16_t>(bits_of(number) >> 16);
         }
+        return out;
     }
 };
 

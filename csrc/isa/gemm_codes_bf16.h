@@ -11,7 +11,8 @@ namespace headrace::HEADRACE_ISA {
 template <class Format, bool kInPlace, int R, int P>
 static void direct_pairs_tile(const CodeTile& tile) {
     const Matrix& w = *tile.weight;
-    constexpr int kPairs = 2 * Format::kVectors;
+    // Panels that take turns. The sums of one row by one panel wait for each other; more rows have sums enough.
+    constexpr int kAbreast = kBySixteen && R == 1 && P % 2 == 0 ? 2 : 1;
     F32x16 acc[R][P];
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
         HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
@@ -38,13 +39,16 @@ static void direct_pairs_tile(const CodeTile& tile) {
                     HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
                         HEADRACE_PREFETCH(at + p * w.panel_bytes + kCodesAhead + 64 * line);
                     }
-                    PairFactors pairs[kPairs];
-                    decoders[p](at + p * w.panel_bytes, pairs);
-                    HEADRACE_UNROLL for (int j = 0; j < kPairs; ++j) {
-                        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                            sums[r][p] = dot(sums[r][p], pairs[j], a[r] + i + 2 * j);
+                }
+                HEADRACE_UNROLL for (int p = 0; p < P; p += kAbreast) {
+                    for_pairs<Format>([&]<int kPair>() __attribute__((always_inline)) {
+                        HEADRACE_UNROLL for (int q = p; q < p + kAbreast; ++q) {
+                            const PairFactors pair = decoders[q].template pair<kPair>(at + q * w.panel_bytes);
+                            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                                sums[r][q] = dot(sums[r][q], pair, a[r] + i + 2 * kPair);
+                            }
                         }
-                    }
+                    });
                 }
             }
             HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
