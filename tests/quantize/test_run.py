@@ -349,10 +349,22 @@ def test_the_command_says_what_was_lost(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out")
-    words = ["--samples", "3", "--length", "32", "--group-size", "32", "--num-threads", "1"]
+    words = ["--samples", "4", "--length", "32", "--group-size", "32", "--num-threads", "1"]
     assert main(["quantize", tiny, "-o", out, *words]) == 0
     printed = capsys.readouterr().out
     assert "relative error of the products of each matrix" in printed and "4.5" in printed
+    assert "few texts" not in printed
+
+
+@pytest.mark.parametrize("form", ["gptq", "gguf:q4_0"])
+def test_fewer_tokens_than_features_are_said_to_be_few(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    group = [] if form.startswith("gguf") else ["--group-size", "32"]
+    words = ["--samples", "1", "--length", "127", *group, "--num-threads", "1"]
+    assert main(["quantize", tiny, "-o", str(tmp_path / "out"), "--format", form, *words]) == 0
+    said = "few texts: 127 tokens, and matrices that read up to 128 features"  # those of the down projection
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("format", ["compressed-tensors", "gguf"])

@@ -132,7 +132,8 @@ class Report:
     layers that stayed floats, because the format cannot hold them or a reader would not find them; not those that
     were asked to stay. unscaled: those that are codes, but not of scaled weights although the method scales, because
     nothing before them can take up the factors. size: bytes of all tensors. floats: weights of the matrices in layers
-    that stayed floats, and float_bytes: what these take.
+    that stayed floats, and float_bytes: what these take. inputs: the most features that one of the matrices of codes
+    reads.
     """
 
     errors: Mapping[str, float]
@@ -143,6 +144,7 @@ class Report:
     unscaled: tuple[str, ...] = ()
     floats: int = 0
     float_bytes: int = 0
+    inputs: int = 0
 
     @property
     def all_bits(self) -> float:

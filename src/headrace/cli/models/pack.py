@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
         "what it was made with is in its packed.json.",
     )  # fmt: skip
     parser.add_argument("model", metavar="MODEL", help="bundled name, folder, hub id or shape:NAME")
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to write; it must not exist yet")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to write: a new or empty folder")
     parser.add_argument(
         "--verify", action="store_true", help="read MODEL, a packed folder, and check every weight of it"
     )

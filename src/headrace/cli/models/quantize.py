@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
                 said += _write_quality(args, report, found, place.files)
         size = _pack(args, place) if packed else report.size
         place.commit(place.packed if packed else place.files)
-    for line in (*said, *_described(report, bool(texts))):
+    for line in (*said, *_described(report, sum(map(len, texts)))):
         print(line)
     print(
         f"{args.output}: {format_bytes(size)}, {report.bits:.2f} bits for each of {report.weights:,} quantised weights"
@@ -356,7 +356,8 @@ def _own_texts(
     return own_texts(model, args.samples, length, args.seed, records, encoder)
 
 
-def _described(report: Report, calibrated: bool) -> Iterator[str]:
+def _described(report: Report, tokens: int) -> Iterator[str]:
+    """tokens: of the calibration texts."""
     if report.kept:
         yield (
             f"left as they are, because their sizes do not fit the format: {len(report.kept)} matrices, such as "
@@ -370,7 +371,13 @@ def _described(report: Report, calibrated: bool) -> Iterator[str]:
     errors: Mapping[str, float] = report.errors
     if not errors:
         return
-    what = "of the products of each matrix" if calibrated else "of the weights of each matrix"
+    if 0 < tokens < report.inputs:
+        yield (
+            f"few texts: {tokens:,} tokens, and matrices that read up to {report.inputs:,} features. What is fitted to "
+            "these tokens, on which errors are measured as well, may be worse on others than --method rtn: raise "
+            "--samples and --length"
+        )
+    what = "of the products of each matrix" if tokens else "of the weights of each matrix"
     worst = sorted(errors, key=lambda name: -errors[name])[:_WORST]
     yield (
         f"relative error {what}: {sum(errors.values()) / len(errors):.2%} on average; largest: "

@@ -38,7 +38,7 @@ _MIXED = ("compressed-tensors", "gptq")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="bundled name, folder or hub id, in safetensors")
     parser.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="FOLDER", help="where to write; it must not exist yet"
+        "-o", "--output", required=True, type=Path, metavar="FOLDER", help="where to write: a new or empty folder"
     )  # fmt: skip
     group = parser.add_argument_group("codes")
     group.add_argument(

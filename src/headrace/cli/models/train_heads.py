@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="bundled name, folder, GGUF file or hub id")
     parser.add_argument("--method", required=True, choices=("medusa", "eagle"), help="what to train")
     parser.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="FOLDER", help="where to write; it must not exist yet"
+        "-o", "--output", required=True, type=Path, metavar="FOLDER", help="where to write: a new or empty folder"
     )  # fmt: skip
     group = parser.add_argument_group("training")
     group.add_argument(

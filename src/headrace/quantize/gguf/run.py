@@ -250,6 +250,7 @@ class Job:
         report = Report(
             errors, count, bits, kept=(), size=size,
             floats=sum(int(np.prod(one.shape)) for one in floats), float_bytes=sum(one.size for one in floats),
+            inputs=max((one.shape[-1] for one in coded), default=0),
         )  # fmt: skip
         state["report"] = asdict(report)
         place.save()
