@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -44,12 +45,17 @@ def test_ten_kills_change_no_byte(form: str, model: Path, tmp_path: Path) -> Non
     rng, kills = random.Random(form), 0
     for _ in range(10 * KILLS):
         process = start(model, killed, words)
-        try:
-            process.wait(rng.uniform(0.3, 1.0) * took)
-        except subprocess.TimeoutExpired:
+        latest = time.monotonic() + rng.uniform(0.3, 1.0) * took
+        layers = len(written(killed)) + rng.randrange(
+            1, 4
+        )  # whichever comes first: this run may be a quicker one
+        while process.poll() is None and len(written(killed)) < layers and time.monotonic() < latest:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0.0, 0.05) * took)
+        if process.poll() is None:
             process.kill()
-            process.communicate()
-            kills += len(list(unfinished(killed).rglob("*.safetensors"))) > 0
+            kills += len(written(killed)) > 0
+        process.communicate()
         if killed.exists():  # what has its name is whole: once more from the beginning
             assert contents(killed) == expected
             shutil.rmtree(killed)
@@ -67,6 +73,13 @@ def start(model: Path, out: Path, words: list[str]) -> subprocess.Popen[bytes]:
 
 def unfinished(out: Path) -> Path:
     return out.with_name(f".{out.name}.unfinished")
+
+
+def written(out: Path) -> list[str]:
+    """The files so far of a run that is not finished; it may rename or remove them meanwhile."""
+    return [
+        name for _, _, names in os.walk(unfinished(out)) for name in names if name.endswith(".safetensors")
+    ]
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
