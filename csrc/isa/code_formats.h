@@ -219,11 +219,12 @@ HEADRACE_ALONE void decode_pairs(const Matrix& w, int panel, int begin, int end,
             HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
                 HEADRACE_PREFETCH(at + kCodesAhead + 64 * line);
             }
-            for_pairs<Format>([&]<int kPair>() __attribute__((always_inline)) {
-                pairs.template pair<kPair>(at).store(to);
-                to += sizeof(PairFactors);
-            });
+            // All are made before the first is stored: for all that is known to the compiler, `to` may be where codes are.
+            PairFactors out[Format::kFeatures / 2];
+            for_pairs<Format>([&]<int kPair>() __attribute__((always_inline)) { out[kPair] = pairs.template pair<kPair>(at); });
+            HEADRACE_UNROLL for (int i = 0; i < Format::kFeatures / 2; ++i) out[i].store(to + sizeof out[0] * i);
             at += 64 * Format::kLines;
+            to += sizeof out;
         }
     }
 }

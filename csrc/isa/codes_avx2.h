@@ -6,7 +6,8 @@
 namespace headrace::HEADRACE_ISA {
 
 constexpr int kCodeRows = 4, kCodePanels = 1;  // sixteen registers
-constexpr bool kBySixteen = true;              // tiles take 16 features at once; spans of 16 and 32 have tiles of their own
+constexpr bool kBySixteen = true;              // tiles take 16 features at once; spans of 16 and 32 have tiles of their own,
+                                               // and two panels take turns where one row meets pairs
 
 // The instruction that multiplies bytes clips sums of two products at 32767, which 255 * 127 * 2 exceeds and
 // 128 * 127 * 2 does not.

@@ -11,7 +11,8 @@ namespace headrace::HEADRACE_ISA {
 template <class Format, bool kInPlace, int R, int P>
 static void direct_pairs_tile(const CodeTile& tile) {
     const Matrix& w = *tile.weight;
-    // Panels that take turns. The sums of one row by one panel wait for each other; more rows have sums enough.
+    // Panels that take turns. The sums of one row by one panel wait for each other; more rows have sums enough, and more
+    // panels do not fit into sixteen registers.
     constexpr int kAbreast = kBySixteen && R == 1 && P % 2 == 0 ? 2 : 1;
     F32x16 acc[R][P];
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {

@@ -221,6 +221,19 @@ def test_a_row_keeps_every_bit_in_any_batch(name: str, case: Case) -> None:
         np.testing.assert_array_equal(alone, together[107 - rows :], err_msg=f"{rows} rows")
 
 
+@sets
+@pytest.mark.parametrize("case", [case for case in CASES if case.input == "bf16"], ids=str)
+def test_few_rows_by_many_panels_keep_every_bit(name: str, case: Case) -> None:
+    """29 panels: so many that one thread takes several at a time, and one is left."""
+    kernels, team = native.Kernels(name), native.Team(1)
+    made = make(name, team, case, rows=451)
+    x = activations(9, 832)
+    together = native.linear(kernels, team, x, made.matrix)
+    for rows in (1, 2, 3):
+        alone = native.linear(kernels, team, x[9 - rows :].copy(), made.matrix)
+        np.testing.assert_array_equal(alone, together[9 - rows :], err_msg=f"{rows} rows")
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.input == "i8"], ids=str)
 def test_sets_with_a_fused_product_agree_in_every_bit(team: Any, case: Case) -> None:
     fused = [name for name in SETS if name not in ("portable", "amx-emulated")]

@@ -222,6 +222,21 @@ def test_a_row_keeps_every_bit_in_any_batch(name, format, group, symmetric, inpu
         np.testing.assert_array_equal(alone, together[first:], err_msg=f"{rows} rows")
 
 
+@sets
+@cases
+def test_few_rows_by_many_panels_keep_every_bit(name, format, group, symmetric):
+    """29 panels: so many that one thread takes several at a time, and one is left."""
+    kernels, team = native.Kernels(name), native.Team(1)
+    w, x = weights(451, 416), random(9, 416).numpy()
+    matrix = native.PackedMatrix(
+        kernels, team, format, [w.numpy()], input="bf16", group=group, symmetric=symmetric
+    )
+    together = native.linear(kernels, team, x, matrix)
+    for rows in (1, 2, 3):
+        alone = native.linear(kernels, team, x[9 - rows :].copy(), matrix)
+        np.testing.assert_array_equal(alone, together[9 - rows :], err_msg=f"{rows} rows")
+
+
 @pytest.mark.parametrize(("format", "group", "symmetric"), CASES)
 def test_whole_number_products_agree_between_sets(team, format, group, symmetric):
     """With int8 activations only scaling is in floats, in one order: sets with a fused product agree in every bit."""
