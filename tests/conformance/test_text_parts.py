@@ -72,7 +72,9 @@ def test_the_text_part_matches(
     saved = json.loads((tmp_path / "config.json").read_text())
     assert (saved["text_config"]["tie_word_embeddings"], saved["tie_word_embeddings"]) == (text, whole)
     ours = paged_run(open_decoder(tmp_path)).step({0: prompt()})[0]
-    assert ours.shape[0] == LENGTH and distance(ours, expected_logits(model, prompt())) < 1e-4
+    # The whole of Llama 4 does not run in transformers 5.24: it looks for an output that its text part does not have.
+    reader = model.language_model if name == "Llama4" else model
+    assert ours.shape[0] == LENGTH and distance(ours, expected_logits(reader, prompt())) < 1e-4
 
 
 def test_a_folder_without_weights_keeps_its_config(tmp_path: Path) -> None:
