@@ -46,9 +46,8 @@ def test_ten_kills_change_no_byte(form: str, model: Path, tmp_path: Path) -> Non
     for _ in range(10 * KILLS):
         process = start(model, killed, words)
         latest = time.monotonic() + rng.uniform(0.3, 1.0) * took
-        layers = len(written(killed)) + rng.randrange(
-            1, 4
-        )  # whichever comes first: this run may be a quicker one
+        # By its progress, or by time: whichever comes first, as this run may be a quicker one.
+        layers = len(written(killed)) + rng.randrange(1, 4)
         while process.poll() is None and len(written(killed)) < layers and time.monotonic() < latest:
             time.sleep(0.002)
         time.sleep(rng.uniform(0.0, 0.05) * took)

@@ -287,7 +287,7 @@ class _Run:
             dict(errors), weights, bits, job.kept, size, job.unscaled(),
             sum((weight.experts or 1) * weight.rows * weight.columns for weight in floats),
             sum(map(job.float_bytes, floats)),
-            max(weight.columns for weight in job.coded),
+            max((weight.columns for weight in job.coded), default=0),
         )  # fmt: skip
 
 
