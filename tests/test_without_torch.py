@@ -118,7 +118,7 @@ def test_errors_without_torch_give_the_install_command(
     assert outcome.returncode == 1
     (line,) = outcome.stderr.strip().splitlines()
     assert why in line
-    assert "torch is not installed: " in line and line.endswith("-m pip install '.[torch]'")
+    assert "torch is not installed: " in line and line.endswith("pip install '.[torch]'")
     inspected = run(blocked, "-m", "headrace", "inspect", "tale", *options)
     assert inspected.returncode == 0, inspected.stderr
     assert "torch runs the model" in inspected.stdout
