@@ -105,6 +105,29 @@ def test_long_rows_are_multiplied_in_sections(team: Any, name: str, type: str, r
         np.testing.assert_array_equal(native.linear(kernels, team, x[:some].copy(), matrix), together[:some])
 
 
+@sets
+@pytest.mark.parametrize("type", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"])
+@pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
+def test_the_largest_codes_scales_and_activations_do_not_overflow(
+    team: Any, name: str, type: str, byte: int
+) -> None:
+    """Sums of whole numbers, some of them in 16 bits on the way."""
+    size, numbers, _ = TYPES[type]
+    raw = np.full((33, 2, size), byte, np.uint8)
+    for at in numbers:
+        raw[:, :, at : at + 2] = np.float16([1]).view(np.uint8)
+    raw = raw.reshape(33, -1)
+    weights = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[type.upper()]).astype(np.float64)
+    kernels = native.Kernels(name)
+    matrix = native.PackedMatrix.from_blocks(kernels, team, type, [raw])
+    signs = np.random.default_rng(0).choice([-1, 1], (7, 512))
+    for x in (np.ones((7, 512), np.float32), -np.ones((7, 512), np.float32), signs.astype(np.float32)):
+        expected = x @ weights.T
+        for rows in (1, 7):
+            error = np.abs(native.linear(kernels, team, x[:rows].copy(), matrix) - expected[:rows])
+            assert (error / np.abs(weights).sum(axis=1)).max() < 1e-6
+
+
 @types
 def test_a_block_of_32_may_end_before_the_padding(team: Any, type: str) -> None:
     """96 features are padded to 128; types with super-blocks refuse the length."""
