@@ -6,10 +6,12 @@
 //   kWhole      decode() exists: codes are whole numbers, and meet int8 activations
 //   kRun        0 for codes of 8 bits and of tables, else of run_of(): how many vectors of products a set may add up in 16 bits
 //   kUsual      products of it are compiled for tiles of every shape
-//   kShortSpan  the spans of 16 or 32 features that it is often stored with
+//   kShortSpan  the spans of 16 or 32 features that it is often stored with, and in super-blocks always
+//   kSuperSigned  in super-blocks scales are signed; else there are minima. Formats that are in none do not have it
 //   kAsStored   decode() changes nothing: the panel itself is read
 //   of(matrix)  what decoding needs
-//   decode()    a unit as whole numbers, from 0 to 255; take<kFirst, kCount>() so many of its vectors, where units are of 32
+//   decode()    a unit as whole numbers, from 0 to 255; vector<kVector>() one of its vectors; take<kFirst, kCount>() so
+//               many, where units are of 32
 //   Wide        of(matrix, zeros of the columns); pair<kPair>() two features of a unit, exactly code - zero or the number
 //   put(), get()  the codes of one column of a unit, at load and for look-ups
 //   number()    what a code stands for, without scale and zero
@@ -59,6 +61,7 @@ struct BitsFormat {
     static constexpr int kVectors = 8 * kLines / kBits, kFeatures = 4 * kVectors, kFirstVectors = kLines * kWholeCodes;
     static constexpr bool kWhole = true, kAsStored = false, kUsual = kBits == 4;
     static constexpr int kRun = run_of(kBits), kShortSpan = kBits == 4 || kBits == 5 ? 32 : 16;
+    static constexpr bool kSuperSigned = kBits == 3 || kBits == 6;
     HEADRACE_INLINE BitsFormat of(const Matrix&) { return {}; }
 
     // The bits of a vector's codes, from bit `to` on, that lie in one line.
@@ -84,6 +87,12 @@ struct BitsFormat {
     HEADRACE_INLINE void take(const std::uint8_t* at, Codes* out) {
         take_bits<kFirst, 0>(at, *out);
         if constexpr (kCount > 1) take<kFirst + 1, kCount - 1>(at, out + 1);
+    }
+    template <int kVector>
+    HEADRACE_METHOD Codes vector(const std::uint8_t* at) const {
+        Codes out;
+        take_bits<kVector, 0>(at, out);
+        return out;
     }
     HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[kVectors]) const { take<0, kVectors>(at, out); }
 
@@ -139,13 +148,17 @@ struct BitsFormat<4>::Wide {  // without the way over bytes
 
 // Nibbles that a table of the matrix translates.
 struct TableFormat : NibblesFormat {
-    static constexpr bool kUsual = false;
+    static constexpr bool kUsual = false, kSuperSigned = true;
     static constexpr int kRun = 0;
     ByteTable table;
     HEADRACE_INLINE TableFormat of(const Matrix& w) {
         TableFormat format;
         format.table = ByteTable::of(w.table.bytes);
         return format;
+    }
+    template <int kVector>
+    HEADRACE_METHOD Codes vector(const std::uint8_t* at) const {
+        return table(NibblesFormat::vector<kVector>(at));
     }
     HEADRACE_METHOD void decode(const std::uint8_t* at, Codes (&out)[2]) const {
         const Codes both = Codes::load(at);

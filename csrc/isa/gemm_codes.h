@@ -5,6 +5,7 @@
 
 #include "gemm.h"
 #include "gemm_codes_decoded.h"
+#include "gemm_codes_super.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -46,6 +47,13 @@ static void multiply_panels(CodeTile tile, int rows, int panels, int next_panel,
         taken = panels >= width ? width : 1;
         const int following = panels > taken ? tile.panel + taken : next_panel;
         const std::uint8_t* next = following < 0 ? nullptr : tile.codes(following - tile.panel);
+        if constexpr (kCodePanels > 1 && requires { Format::kSuperSigned; }) {
+            if (rows <= kDirectRows && is_super(tile.weight->scale_type)) {
+                super_panel<Format>(tile, rows, next, section, lows);
+                if (lows != nullptr) lows += kPanel;
+                continue;
+            }
+        }
         if constexpr (kCodePanels == 1) {
             if (is_decoded<Format>(*tile.weight, rows)) {
                 decoded_panel<Format::kRun>(tile, rows, next, section);
