@@ -47,7 +47,7 @@ static void multiply_panels(CodeTile tile, int rows, int panels, int next_panel,
         taken = panels >= width ? width : 1;
         const int following = panels > taken ? tile.panel + taken : next_panel;
         const std::uint8_t* next = following < 0 ? nullptr : tile.codes(following - tile.panel);
-        if constexpr (kCodePanels > 1 && requires { Format::kSuperSigned; }) {
+        if constexpr (kReadsSupers && requires { Format::kSuperSigned; }) {
             if (rows <= kDirectRows && is_super(tile.weight->scale_type)) {
                 super_panel<Format>(tile, rows, next, section, lows);
                 if (lows != nullptr) lows += kPanel;

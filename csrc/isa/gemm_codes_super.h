@@ -1,4 +1,4 @@
-// Products of few rows of int8 activations with codes of super-blocks, on sets with many registers. Scales and minima are read
+// Products of few rows of int8 activations with codes of super-blocks, on AVX-512 and AVX2. Scales and minima are read
 // where they lie, a super-block at a time, instead of being made ready in memory. No bit differs from the tiles of
 // gemm_codes_direct.h: numbers are made and added in the same order.
 #pragma once
@@ -7,6 +7,7 @@
 
 namespace headrace::HEADRACE_ISA {
 
+constexpr bool kReadsSupers = kCodePanels > 1 || kBySixteen;
 constexpr std::size_t kSidesAhead = 1280;  // bytes of scales and minima that are prefetched before they are needed
 
 // R rows by one panel, and some super-blocks.
@@ -51,6 +52,24 @@ HEADRACE_INLINE void add_group(const Format& format, const SuperTile& tile, cons
         const std::int32_t* start = tile.row_starts + r * tile.rows_stride + span;  // codes with minima have no zero
         sums[r] = Format::kSuperSigned ? I32x16::broadcast(*start) : I32x16::zero();
     }
+    if constexpr (kBySixteen && Format::kRun > 1) {
+        constexpr int kRun = Format::kRun;
+        for_vectors<0, Format::kShortSpan / 4 / kRun>([&]<int run>() __attribute__((always_inline)) {
+            ShortSums<kRun> shorts[R];
+            for_vectors<kFirst + run * kRun, kFirst + (run + 1) * kRun>([&]<int v>() __attribute__((always_inline)) {
+                const Codes codes = vector_of<v>(format, at);
+                HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                    const auto* four = static_cast<const std::int8_t*>(rows.at(r)) + 4 * v;
+                    if constexpr (v == kFirst + run * kRun) {
+                        shorts[r] = ShortSums<kRun>::of(codes, four);
+                    } else {
+                        shorts[r].add(codes, four);
+                    }
+                }
+            });
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r] = shorts[r].added_to(sums[r]);
+        });
+    } else {
     for_vectors<kFirst, kFirst + Format::kShortSpan / 4>([&]<int v>() __attribute__((always_inline)) {
         const Codes codes = vector_of<v>(format, at);
         HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
@@ -58,6 +77,7 @@ HEADRACE_INLINE void add_group(const Format& format, const SuperTile& tile, cons
             sums[r] = dot_codes<Format::kRun>(sums[r], codes, four);
         }
     });
+    }
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
         const F32x16 row_scale = F32x16::broadcast(tile.row_scales[r * tile.rows_stride + span]);
         products[r] = add_scaled(products[r], sums[r], scale, row_scale);
