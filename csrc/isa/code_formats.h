@@ -10,7 +10,8 @@
 //   kSuperSigned  in super-blocks scales are signed; else there are minima. Formats that are in none do not have it
 //   kAsStored   decode() changes nothing: the panel itself is read
 //   of(matrix)  what decoding needs
-//   decode()    a unit as whole numbers, from 0 to 255; vector<kVector>() one of its vectors; take<kFirst, kCount>() so
+//   decode()    a unit as whole numbers, from 0 to 255; vector<kVector>() one of its vectors, of
+//               formats of super-blocks; take<kFirst, kCount>() so
 //               many, where units are of 32
 //   Wide        of(matrix, zeros of the columns); pair<kPair>() two features of a unit, exactly code - zero or the number
 //   put(), get()  the codes of one column of a unit, at load and for look-ups

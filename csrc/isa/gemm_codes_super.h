@@ -24,7 +24,8 @@ struct SuperTile {
     std::size_t out_stride;  // floats
     float* lows;             // products of minima, kLowsStride from row to row
     bool accumulate;
-    const std::uint8_t *ask, *turn;  // what is prefetched, as in DirectTile
+    // What is prefetched, as in DirectTile: `turn` from super-block `turn_super` on, and far lines on every set.
+    const std::uint8_t *ask, *turn;
     int turn_super;
 };
 
@@ -70,13 +71,13 @@ HEADRACE_INLINE void add_group(const Format& format, const SuperTile& tile, cons
             HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r] = shorts[r].added_to(sums[r]);
         });
     } else {
-    for_vectors<kFirst, kFirst + Format::kShortSpan / 4>([&]<int v>() __attribute__((always_inline)) {
-        const Codes codes = vector_of<v>(format, at);
-        HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-            const auto* four = static_cast<const std::int8_t*>(rows.at(r)) + 4 * v;
-            sums[r] = dot_codes<Format::kRun>(sums[r], codes, four);
-        }
-    });
+        for_vectors<kFirst, kFirst + Format::kShortSpan / 4>([&]<int v>() __attribute__((always_inline)) {
+            const Codes codes = vector_of<v>(format, at);
+            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
+                const auto* four = static_cast<const std::int8_t*>(rows.at(r)) + 4 * v;
+                sums[r] = dot_codes<Format::kRun>(sums[r], codes, four);
+            }
+        });
     }
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
         const F32x16 row_scale = F32x16::broadcast(tile.row_scales[r * tile.rows_stride + span]);
@@ -140,7 +141,7 @@ HEADRACE_INLINE void super_tile_of(const Matrix& weight, const SuperTile& tile, 
 }
 
 // Up to kDirectRows rows by one panel, the features of a section; `next`: the panel that follows, or null. `lows` gets the
-// products of minima. Prefetches reach beyond the panel's end as those of direct_panels do.
+// products of minima. Prefetches go over to the next panel at the end of a super-block; those of scales read on in memory.
 template <class Format>
 static void super_panel(const CodeTile& tile, int rows, const std::uint8_t* next, const Section& section, float* lows) {
     const Matrix& w = *tile.weight;

@@ -106,6 +106,19 @@ def test_long_rows_are_multiplied_in_sections(team: Any, name: str, type: str, r
 
 
 @sets
+@pytest.mark.parametrize("type", ["q2_k", "q3_k", "q4_k", "iq4_xs"])
+def test_few_rows_in_sections_equal_more_rows(team: Any, name: str, type: str) -> None:
+    """Up to four rows have tiles of their own, and more sections than five rows."""
+    raw, _ = blocks(type, 33, 18688)
+    kernels = native.Kernels(name)
+    matrix = native.PackedMatrix.from_blocks(kernels, team, type, [raw])
+    x = activations(5, 18688)
+    together = native.linear(kernels, team, x, matrix)
+    for rows in (1, 2, 3, 4):
+        np.testing.assert_array_equal(native.linear(kernels, team, x[:rows].copy(), matrix), together[:rows])
+
+
+@sets
 @pytest.mark.parametrize("type", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"])
 @pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
 def test_the_largest_codes_scales_and_activations_do_not_overflow(
