@@ -10,9 +10,8 @@
 //   kSuperSigned  in super-blocks scales are signed; else there are minima. Formats that are in none do not have it
 //   kAsStored   decode() changes nothing: the panel itself is read
 //   of(matrix)  what decoding needs
-//   decode()    a unit as whole numbers, from 0 to 255; vector<kVector>() one of its vectors, of
-//               formats of super-blocks; take<kFirst, kCount>() so
-//               many, where units are of 32
+//   decode()    a unit as whole numbers, from 0 to 255; take<kFirst, kCount>() so many of its vectors, where units are of 32;
+//               vector<kVector>() one of them, in formats of super-blocks
 //   Wide        of(matrix, zeros of the columns); pair<kPair>() two features of a unit, exactly code - zero or the number
 //   put(), get()  the codes of one column of a unit, at load and for look-ups
 //   number()    what a code stands for, without scale and zero
@@ -200,11 +199,11 @@ using E5M2Format = Float8Format<2, 112>;
 
 // ---- What every format is compiled to besides products ----
 
-// use.operator()<i>() for each pair i of a unit.
-template <class Format, int kPair = 0, typename Use>
-HEADRACE_INLINE void for_pairs(const Use& use) {
-    use.template operator()<kPair>();
-    if constexpr (kPair + 1 < Format::kFeatures / 2) for_pairs<Format, kPair + 1>(use);
+// use.operator()<i>() for each i from kFirst to kStop.
+template <int kFirst, int kStop, typename Use>
+HEADRACE_INLINE void for_indices(const Use& use) {
+    use.template operator()<kFirst>();
+    if constexpr (kFirst + 1 < kStop) for_indices<kFirst + 1, kStop>(use);
 }
 
 using Decode = void (*)(const Matrix&, int panel, int begin, int end, std::uint8_t* to);
@@ -235,7 +234,7 @@ HEADRACE_ALONE void decode_pairs(const Matrix& w, int panel, int begin, int end,
             }
             // All are made before the first is stored: for all that is known to the compiler, `to` may be where codes are.
             PairFactors out[Format::kFeatures / 2];
-            for_pairs<Format>([&]<int kPair>() __attribute__((always_inline)) { out[kPair] = pairs.template pair<kPair>(at); });
+            for_indices<0, Format::kFeatures / 2>([&]<int kPair>() __attribute__((always_inline)) { out[kPair] = pairs.template pair<kPair>(at); });
             HEADRACE_UNROLL for (int i = 0; i < Format::kFeatures / 2; ++i) out[i].store(to + sizeof out[0] * i);
             at += 64 * Format::kLines;
             to += sizeof out;

@@ -42,7 +42,7 @@ static void direct_pairs_tile(const CodeTile& tile) {
                     }
                 }
                 HEADRACE_UNROLL for (int p = 0; p < P; p += kAbreast) {
-                    for_pairs<Format>([&]<int kPair>() __attribute__((always_inline)) {
+                    for_indices<0, Format::kFeatures / 2>([&]<int kPair>() __attribute__((always_inline)) {
                         HEADRACE_UNROLL for (int q = p; q < p + kAbreast; ++q) {
                             const PairFactors pair = decoders[q].template pair<kPair>(at + q * w.panel_bytes);
                             HEADRACE_UNROLL for (int r = 0; r < R; ++r) {

@@ -296,6 +296,26 @@ HEADRACE_ALONE void direct_tile(const DirectTile& tile) {
     }
 }
 
+// What a single pass over features [begin, end) of a panel prefetches: its own codes, and then the first of `next`, the panel
+// that follows, or null: from `ask` on, and from `turn` on when it reaches its part `turn_part` of `size` features, if ever.
+struct PanelAhead {
+    const std::uint8_t *ask, *turn;
+    int turn_part;
+
+    template <class Format>
+    HEADRACE_INLINE PanelAhead of(const Matrix& w, const std::uint8_t* codes, const std::uint8_t* next, int begin, int end,
+                                  int size) {
+        constexpr auto kBytes = static_cast<std::ptrdiff_t>(bytes_of_feature<Format>());
+        const int turn = w.cols_padded - static_cast<int>(kCodesAhead / kBytes);  // a feature
+        const std::uint8_t* after = next == nullptr ? codes : next;
+        if (turn < begin && begin > 0) return {after + kBytes * (begin - turn), after, -1};
+        // From a part's first feature on. What lies before `turn` then was asked for already, as panels follow each other.
+        const int part = turn < end ? ceil_div(largest(0, turn - begin), size) : -1;
+        const int left = w.cols_padded - begin - part * size;
+        return {codes + kCodesAhead, after + kCodesAhead - left * kBytes, part};
+    }
+};
+
 // Rows up to which a pass waits for memory; products limit more rows of short codes.
 template <class Format>
 constexpr int kWaitingRows = bytes_of_feature<Format>() > 8 ? 2 * kDirectRows : kDirectRows + 2;
@@ -323,10 +343,8 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
     const Matrix& w = *tile.weight;
     const int passes = ceil_div(rows, kMost), features = P == 1 ? kStreamSpans : kPassSpans;
     constexpr std::size_t feature_bytes = bytes_of_feature<Format>();
-    const int turn = w.cols_padded - static_cast<int>(kCodesAhead / feature_bytes);  // a feature
-    // Hardware prefetches enough for a row of short codes or three rows of long ones, unless codes and super-blocks are read
-    // in turn or the last span is short.
-    const bool helps = rows > (feature_bytes > 8 ? 3 : 1) || is_super(w.scale_type) || w.cols_padded % w.span != 0;
+    // Hardware prefetches enough for a row of short codes or three rows of long ones, unless the last span is short.
+    const bool helps = rows > (feature_bytes > 8 ? 3 : 1) || w.cols_padded % w.span != 0;
     PanelSpans<P> side;
     for (int begin = section.begin, end, span = 0; begin < section.end; span += ceil_div(end - begin, w.span), begin = end) {
         end = least(spans_end(w, begin, features, kPassFeatures), section.end);
@@ -358,13 +376,11 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
         if (passes > 1) {
             pass.ask = !last ? codes_of<Format>(w, tile.panel, end) : pass.turn;
             pass.ask_step = last && next == nullptr ? 0 : ceil_div(64, passes);
-        } else if (turn < begin && begin > 0) {
-            pass.ask = pass.turn + static_cast<std::ptrdiff_t>(feature_bytes) * (begin - turn);
         } else {
-            // From a span's first feature on. What lies before `turn` then was asked for already, as panels follow each other.
-            pass.turn_span = turn < end ? ceil_div(largest(0, turn - begin), w.span) : -1;
-            const int left = w.cols_padded - begin - pass.turn_span * w.span;
-            pass.turn += kCodesAhead - left * static_cast<std::ptrdiff_t>(feature_bytes);
+            const auto ahead = PanelAhead::of<Format>(w, codes, next, begin, end, w.span);
+            pass.ask = ahead.ask;
+            pass.turn = ahead.turn;
+            pass.turn_span = ahead.turn_part;
         }
         for (int left = passes, row = 0; left > 0; --left) {
             const int some = ceil_div(rows - row, left);

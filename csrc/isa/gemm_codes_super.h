@@ -24,19 +24,8 @@ struct SuperTile {
     std::size_t out_stride;  // floats
     float* lows;             // products of minima, kLowsStride from row to row
     bool accumulate;
-    // What is prefetched, as in DirectTile: `turn` from super-block `turn_super` on, and far lines on every set.
-    const std::uint8_t *ask, *turn;
-    int turn_super;
+    PanelAhead ahead;  // in super-blocks; lines kCodesFar bytes further too, into the second cache
 };
-
-// use.operator()<v>() for the vectors from kVector to kStop.
-template <int kVector, int kStop, typename Use>
-HEADRACE_INLINE void for_vectors(const Use& use) {
-    if constexpr (kVector < kStop) {
-        use.template operator()<kVector>();
-        for_vectors<kVector + 1, kStop>(use);
-    }
-}
 
 // Vector kVector of the 32 features from `at` on.
 template <int kVector, class Format>
@@ -44,44 +33,27 @@ HEADRACE_INLINE Codes vector_of(const Format& format, const std::uint8_t* at) {
     return format.template vector<kVector % Format::kVectors>(at + 64 * Format::kLines * (kVector / Format::kVectors));
 }
 
-// products[r] += a group that begins with vector kFirst of `at`. `span`: its place in the section; `scale`: of its columns.
+// products[r] += a group that begins with vector kFirst of `at`; `rows` move past it. `span`: its place in the section;
+// `scale`: of its columns.
 template <class Format, int kFirst, int R>
-HEADRACE_INLINE void add_group(const Format& format, const SuperTile& tile, const std::uint8_t* at, const RowPointers& rows,
+HEADRACE_INLINE void add_group(const Format& format, const SuperTile& tile, const std::uint8_t* at, RowPointers& rows,
                                int span, F32x16 scale, F32x16 (&products)[R]) {
-    I32x16 sums[R];
+    I32x16 sums[R][1];
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
         const std::int32_t* start = tile.row_starts + r * tile.rows_stride + span;  // codes with minima have no zero
-        sums[r] = Format::kSuperSigned ? I32x16::broadcast(*start) : I32x16::zero();
+        sums[r][0] = Format::kSuperSigned ? I32x16::broadcast(*start) : I32x16::zero();
     }
-    if constexpr (kBySixteen && Format::kRun > 1) {
-        constexpr int kRun = Format::kRun;
-        for_vectors<0, Format::kShortSpan / 4 / kRun>([&]<int run>() __attribute__((always_inline)) {
-            ShortSums<kRun> shorts[R];
-            for_vectors<kFirst + run * kRun, kFirst + (run + 1) * kRun>([&]<int v>() __attribute__((always_inline)) {
-                const Codes codes = vector_of<v>(format, at);
-                HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                    const auto* four = static_cast<const std::int8_t*>(rows.at(r)) + 4 * v;
-                    if constexpr (v == kFirst + run * kRun) {
-                        shorts[r] = ShortSums<kRun>::of(codes, four);
-                    } else {
-                        shorts[r].add(codes, four);
-                    }
-                }
-            });
-            HEADRACE_UNROLL for (int r = 0; r < R; ++r) sums[r] = shorts[r].added_to(sums[r]);
+    for_indices<0, Format::kShortSpan / 16>([&]<int sixteen>() __attribute__((always_inline)) {
+        Codes codes[4];
+        for_indices<0, 4>([&]<int v>() __attribute__((always_inline)) {
+            codes[v] = vector_of<kFirst + 4 * sixteen + v>(format, at);
         });
-    } else {
-        for_vectors<kFirst, kFirst + Format::kShortSpan / 4>([&]<int v>() __attribute__((always_inline)) {
-            const Codes codes = vector_of<v>(format, at);
-            HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
-                const auto* four = static_cast<const std::int8_t*>(rows.at(r)) + 4 * v;
-                sums[r] = dot_codes<Format::kRun>(sums[r], codes, four);
-            }
-        });
-    }
+        add_sixteen_features<Format::kRun>(sums, rows, [&](int v) __attribute__((always_inline)) { return codes[v]; });
+        rows.move(16);
+    });
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
         const F32x16 row_scale = F32x16::broadcast(tile.row_scales[r * tile.rows_stride + span]);
-        products[r] = add_scaled(products[r], sums[r], scale, row_scale);
+        products[r] = add_scaled(products[r], sums[r][0], scale, row_scale);
     }
 }
 
@@ -98,9 +70,9 @@ HEADRACE_ALONE void super_tile(const Matrix& weight, const SuperTile& tile) {
         lows[r] = !kSigned && tile.accumulate ? F32x16::load(tile.lows + r * kLowsStride) : F32x16::zero();
     }
     RowPointers activations = RowPointers::of(tile.activations, tile.activations_stride);
-    const std::uint8_t *at = tile.codes, *ask = tile.ask, *side = tile.sides;
+    const std::uint8_t *at = tile.codes, *ask = tile.ahead.ask, *side = tile.sides;
     for (int super = 0, span = 0; super < tile.supers; ++super, side += kSide) {
-        if (super == tile.turn_super) ask = tile.turn;
+        if (super == tile.ahead.turn_part) ask = tile.ahead.turn;
         HEADRACE_UNROLL for (std::size_t line = 0; line < kSide; line += 64) HEADRACE_PREFETCH(side + kSidesAhead + line);
         const auto* halves = reinterpret_cast<const f16_t*>(side);
         const F32x16 d = load_f16(halves), lower = kSigned ? d : F32x16::zero() - load_f16(halves + kPanel);
@@ -110,7 +82,7 @@ HEADRACE_ALONE void super_tile(const Matrix& weight, const SuperTile& tile) {
                 HEADRACE_PREFETCH(ask);
                 HEADRACE_PREFETCH_L2(ask + kCodesFar);
             }
-            for_vectors<0, 32 / kGroup>([&]<int group>() __attribute__((always_inline)) {
+            for_indices<0, 32 / kGroup>([&]<int group>() __attribute__((always_inline)) {
                 const F32x16 whole =
                     kSigned ? load_i8(reinterpret_cast<const std::int8_t*>(scales)) : to_float(load_bytes(scales));
                 add_group<Format, group * kGroup / 4>(format, tile, at, activations, span, d * whole, products);
@@ -123,7 +95,6 @@ HEADRACE_ALONE void super_tile(const Matrix& weight, const SuperTile& tile) {
                 ++span;
                 scales += kPanel;
             });
-            activations.move(32);
         }
     }
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
@@ -145,22 +116,14 @@ HEADRACE_INLINE void super_tile_of(const Matrix& weight, const SuperTile& tile, 
 template <class Format>
 static void super_panel(const CodeTile& tile, int rows, const std::uint8_t* next, const Section& section, float* lows) {
     const Matrix& w = *tile.weight;
-    constexpr std::size_t feature_bytes = bytes_of_feature<Format>();
-    const int begin = section.begin, turn = w.cols_padded - static_cast<int>(kCodesAhead / feature_bytes);  // a feature
+    const int begin = section.begin;
     const std::uint8_t* codes = codes_of<Format>(w, tile.panel, begin);
-    SuperTile pass{.codes = codes, .activations = tile.activations<char>(0, begin), .activations_stride = tile.in->stride,
-                   .row_starts = section.starts, .row_scales = section.scales, .row_sums = section.sums,
-                   .rows_stride = static_cast<std::size_t>(section.stride), .sides = groups_at(w, w.scales, tile.panel, begin),
-                   .supers = (section.end - begin) / kSuper, .out = tile.out, .out_stride = tile.out_stride, .lows = lows,
-                   .accumulate = begin > 0, .ask = codes + kCodesAhead, .turn = next == nullptr ? codes : next,
-                   .turn_super = -1};
-    if (turn < begin && begin > 0) {
-        pass.ask = pass.turn + static_cast<std::ptrdiff_t>(feature_bytes) * (begin - turn);
-    } else {
-        pass.turn_super = turn < section.end ? ceil_div(largest(0, turn - begin), kSuper) : -1;
-        const int left = w.cols_padded - begin - pass.turn_super * kSuper;
-        pass.turn += kCodesAhead - left * static_cast<std::ptrdiff_t>(feature_bytes);
-    }
+    const auto ahead = PanelAhead::of<Format>(w, codes, next, begin, section.end, kSuper);
+    const SuperTile pass{.codes = codes, .activations = tile.activations<char>(0, begin), .activations_stride = tile.in->stride,
+                         .row_starts = section.starts, .row_scales = section.scales, .row_sums = section.sums,
+                         .rows_stride = static_cast<std::size_t>(section.stride),
+                         .sides = groups_at(w, w.scales, tile.panel, begin), .supers = (section.end - begin) / kSuper,
+                         .out = tile.out, .out_stride = tile.out_stride, .lows = lows, .accumulate = begin > 0, .ahead = ahead};
     super_tile_of<Format, kDirectRows>(w, pass, rows);
 }
 

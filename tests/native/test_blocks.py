@@ -108,11 +108,12 @@ def test_long_rows_are_multiplied_in_sections(team: Any, name: str, type: str, r
 @sets
 @pytest.mark.parametrize("type", ["q2_k", "q3_k", "q4_k", "iq4_xs"])
 def test_few_rows_in_sections_equal_more_rows(team: Any, name: str, type: str) -> None:
-    """Up to four rows have tiles of their own, and more sections than five rows."""
-    raw, _ = blocks(type, 33, 18688)
+    """Up to four rows have tiles of their own. A section has up to 1,152 groups of a row."""
+    cols = 37376
+    raw, _ = blocks(type, 17, cols)
     kernels = native.Kernels(name)
     matrix = native.PackedMatrix.from_blocks(kernels, team, type, [raw])
-    x = activations(5, 18688)
+    x = activations(5, cols)
     together = native.linear(kernels, team, x, matrix)
     for rows in (1, 2, 3, 4):
         np.testing.assert_array_equal(native.linear(kernels, team, x[:rows].copy(), matrix), together[:rows])
@@ -133,10 +134,11 @@ def test_the_largest_codes_scales_and_activations_do_not_overflow(
     weights = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[type.upper()]).astype(np.float64)
     kernels = native.Kernels(name)
     matrix = native.PackedMatrix.from_blocks(kernels, team, type, [raw])
-    signs = np.random.default_rng(0).choice([-1, 1], (7, 512))
-    for x in (np.ones((7, 512), np.float32), -np.ones((7, 512), np.float32), signs.astype(np.float32)):
+    ones = np.ones((33, 512), np.float32)
+    signs = np.random.default_rng(0).choice([-1, 1], ones.shape).astype(np.float32)
+    for x in (ones, -ones, signs):
         expected = x @ weights.T
-        for rows in (1, 7):
+        for rows in (1, 7, 33):
             error = np.abs(native.linear(kernels, team, x[:rows].copy(), matrix) - expected[:rows])
             assert (error / np.abs(weights).sum(axis=1)).max() < 1e-6
 
