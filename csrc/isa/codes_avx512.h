@@ -89,6 +89,11 @@ struct ByteTable {
 using PairFactors = Pairs;  // two features of 16 columns as products of codes read them
 HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) { return dot(acc, x, Pairs::broadcast(two)); }
 
+// Bytes 1 and 2 of a column change places, so that neighbours lie in the low halves of the two words.
+HEADRACE_INLINE __m512i swapped_bytes(__m512i packed) {
+    return _mm512_shuffle_epi8(packed, _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200));
+}
+
 // Features 2 * kPair and 2 * kPair + 1 of codes, as nibbles: bf16 that hold code - zero (0..16) of their column, exactly.
 struct NibblePairs {
     __m512i index_zero;  // bytes: 16 - zero of the column
@@ -103,9 +108,7 @@ struct NibblePairs {
     }
     template <int kPair>
     HEADRACE_METHOD Pairs pair(Codes packed) const {
-        // Bytes 1 and 2 of a column change places, so that neighbours lie in the low halves of the two words.
-        const __m512i swapped =
-            _mm512_shuffle_epi8(packed.v, _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200));
+        const __m512i swapped = swapped_bytes(packed.v);
         const __m512i nibbles = kPair < 2 ? swapped : _mm512_srli_epi16(swapped, 4);
         const __m512i index = _mm512_add_epi8(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)), index_zero);
         return {_mm512_permutexvar_epi16(kPair % 2 == 0 ? index : _mm512_srli_epi16(index, 8), numbers)};
@@ -114,14 +117,16 @@ struct NibblePairs {
 
 // The same of the numbers that a table holds for nibbles.
 struct TablePairs {
-    NibblePairs pairs;
+    __m512i numbers;  // twice: the highest of an index's five bits does not matter
     HEADRACE_INLINE TablePairs of(const bf16_t* sixteen) {
         const __m256i once = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sixteen));
-        return {{_mm512_setzero_si512(), _mm512_broadcast_i64x4(once)}};
+        return {_mm512_broadcast_i64x4(once)};
     }
     template <int kPair>
     HEADRACE_METHOD Pairs pair(Codes packed) const {
-        return pairs.pair<kPair>(packed);
+        constexpr int kMove = 8 * (kPair % 2) + 4 * (kPair / 2);
+        const __m512i swapped = swapped_bytes(packed.v);
+        return {_mm512_permutexvar_epi16(kMove == 0 ? swapped : _mm512_srli_epi16(swapped, kMove), numbers)};
     }
 };
 
@@ -146,29 +151,36 @@ struct BytePairs {  // as NibblePairs, for codes of 8 bits
     }
 };
 
-// Floats of 8 bits (a sign, exponent and kMantissa bits), exact in bf16 once multiplied by 2^kPower: as the top bits of a
-// float they are that much too small, subnormal ones included.
+// Floats of 8 bits (a sign, exponent and kMantissa bits), exact in bf16: kPower is the difference of the exponents.
 template <int kMantissa, int kPower>
 struct Float8Pairs {
-    template <int kByte>
-    HEADRACE_INLINE __m512i number(__m512i column) {  // the high half holds a bf16
-        constexpr int kUp = 24 - 8 * kByte;
-        constexpr int kMove = 23 - kMantissa - 8 * kByte;  // of exponent and mantissa
-        const __m512i sign = _mm512_slli_epi32(column, kUp);
-        const __m512i rest = kMove < 0 ? _mm512_srli_epi32(column, kMove < 0 ? -kMove : 0)
-                                       : _mm512_slli_epi32(column, kMove < 0 ? 0 : kMove);
-        const __m512i top = _mm512_set1_epi32(static_cast<std::int32_t>(0x80000000U));
-        const __m512i below = _mm512_set1_epi32(0x7f << (23 - kMantissa));
-        const __m512i bits = _mm512_or_si512(_mm512_and_si512(sign, top), _mm512_and_si512(rest, below));
-        const __m512 power = _mm512_castsi512_ps(_mm512_set1_epi32((127 + kPower) << 23));
-        return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(bits), power));
-    }
+    // The bf16 of subnormal numbers, by their mantissas.
+    struct Small {
+        alignas(64) std::uint16_t numbers[32] = {};
+        constexpr Small() {
+            constexpr int kUnit = 127 - (126 + kMantissa - kPower);  // the exponent of the least one
+            for (int top = 0; top < kMantissa; ++top) {
+                for (int rest = 0; rest < 1 << top; ++rest) {
+                    numbers[(1 << top) + rest] = static_cast<std::uint16_t>((kUnit + top) << 7 | rest << (7 - top));
+                }
+            }
+        }
+    };
+    static constexpr Small kSmall{};
+
     template <int kPair>
     HEADRACE_METHOD Pairs pair(Codes codes) const {
-        constexpr int kSelect = 0xd8;  // (a & ~c) | (b & c)
-        const __m512i high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
-        const __m512i first = number<2 * kPair>(codes.v), second = number<2 * kPair + 1>(codes.v);
-        return {_mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, high, kSelect)};
+        constexpr int kOrAnd = 0xf8;  // a | (b & c)
+        constexpr int kSecond = 0x02020202 * kPair;
+        constexpr short kExponent = (0x7f00 >> (8 + kMantissa)) << (8 + kMantissa);
+        // Each byte twice: its sign, exponent and mantissa are the high bits of a word, its low five bits an index.
+        const __m512i twice = _mm512_shuffle_epi8(codes.v, _mm512_set4_epi32(0x0d0d0c0c + kSecond, 0x09090808 + kSecond,
+                                                                             0x05050404 + kSecond, 0x01010000 + kSecond));
+        const __m512i rest = _mm512_and_si512(_mm512_srli_epi16(twice, 1 + kMantissa), _mm512_set1_epi16(0x7f << (7 - kMantissa)));
+        const __m512i normal = _mm512_add_epi16(rest, _mm512_set1_epi16(kPower << 7));
+        const __mmask32 small = _mm512_testn_epi16_mask(twice, _mm512_set1_epi16(kExponent));
+        const __m512i number = _mm512_mask_permutexvar_epi16(normal, small, twice, _mm512_load_si512(kSmall.numbers));
+        return {_mm512_ternarylogic_epi32(number, twice, _mm512_set1_epi16(static_cast<short>(0x8000)), kOrAnd)};
     }
 };
 

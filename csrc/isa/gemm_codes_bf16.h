@@ -14,6 +14,10 @@ static void direct_pairs_tile(const CodeTile& tile) {
     // Panels that take turns. The sums of one row by one panel wait for each other; more rows have sums enough, and more
     // panels do not fit into sixteen registers.
     constexpr int kAbreast = kBySixteen && R == 1 && P % 2 == 0 ? 2 : 1;
+    // How far from a place in panel 0 lies what is read `bytes` later: after a panel comes the one that follows all P.
+    const auto later = [&](const std::uint8_t* at, std::size_t bytes) {
+        return at + bytes < tile.codes(1) ? bytes : bytes + (P - 1) * w.panel_bytes;
+    };
     F32x16 acc[R][P];
     HEADRACE_UNROLL for (int r = 0; r < R; ++r) {
         HEADRACE_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = F32x16::zero();
@@ -36,9 +40,11 @@ static void direct_pairs_tile(const CodeTile& tile) {
             const int features = least(w.group, end - k);
             const std::uint8_t* at = codes_of<Format>(w, tile.panel, k);
             for (int i = 0; i < features; i += Format::kFeatures, at += 64 * Format::kLines) {
+                const std::size_t ahead = later(at, kCodesAhead), far = later(at, kCodesAhead + kCodesFar);
                 HEADRACE_UNROLL for (int p = 0; p < P; ++p) {
                     HEADRACE_UNROLL for (int line = 0; line < Format::kLines; ++line) {
-                        HEADRACE_PREFETCH(at + p * w.panel_bytes + kCodesAhead + 64 * line);
+                        HEADRACE_PREFETCH(at + p * w.panel_bytes + ahead + 64 * line);
+                        HEADRACE_PREFETCH_L2(at + p * w.panel_bytes + far + 64 * line);
                     }
                 }
                 HEADRACE_UNROLL for (int p = 0; p < P; p += kAbreast) {
@@ -177,7 +183,7 @@ static bool multiply_pairs_directly(CodeTile tile, int rows) {
 template <int P>
 static void panels_of_pairs(CodeTile tile, int rows) {
     if (with_format(tile.weight->format, [&]<class Format>() { return multiply_pairs_directly<Format, P>(tile, rows); })) return;
-    if constexpr (!kBySixteen || P <= 2) {  // more panels are for one row, which is multiplied by now
+    if constexpr (P <= 2) {  // more panels are for one row, which is multiplied by now
         for (int some; rows > 0; rows -= some, tile.row += some, tile.out += some * tile.out_stride) {
             some = least(rows, kPairRows);
             chunk_pairs<P>(tile, some);
@@ -190,7 +196,7 @@ static void panels_of_pairs(CodeTile tile, int rows) {
 static void gemm_pair_codes(const Rows& in, int row, int rows, const Matrix& weight, int panel, int panels, float* out,
                             std::size_t out_stride) {
     CodeTile tile{.in = &in, .weight = &weight, .row = row, .panel = panel, .out = out, .out_stride = out_stride};
-    constexpr int kOfOneRow = kBySixteen ? 4 : kCodePanels, kOfFewRows = kBySixteen ? 2 : kCodePanels;
+    constexpr int kOfOneRow = kBySixteen || kCodePanels > 1 ? 4 : 1, kOfFewRows = kBySixteen ? 2 : kCodePanels;
     const int width = rows == 1 ? kOfOneRow : rows < kCodeRows ? kOfFewRows : kCodePanels;
     for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
         taken = panels >= width ? width : 1;

@@ -258,6 +258,9 @@ def test_every_float_of_eight_bits(team: Any, name: str, format: str) -> None:
     got = native.linear(kernels, team, identity, matrix)
     assert np.isnan(got[:, 0]).all()
     np.testing.assert_array_equal(got[ordinary, 1], float8(codes[1, ordinary], format))
+    for row in range(256):  # alone, by another kernel
+        alone = native.linear(kernels, team, identity[row : row + 1], matrix)
+        np.testing.assert_array_equal(alone, got[row : row + 1], err_msg=f"code {row}")
 
 
 @sets
