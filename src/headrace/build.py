@@ -101,6 +101,7 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
     if config.hf_overrides:
         source = replace(source, config={**source.config, **config.hf_overrides})
     header = read_header(source.path) if source.path is not None and is_packed(source.path) else None
+    asked_dtype = config.dtype
     if header is not None:
         config = _as_packed(config, header)
     source = open_source(source)
@@ -119,6 +120,7 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
         stored,
         machine,
         mapped=mapped or header is not None,
+        asked_dtype=asked_dtype,
         draft=found.spec,
         heads=found.heads,
         layers=found.layers,

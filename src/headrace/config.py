@@ -44,7 +44,7 @@ class EngineConfig:
     model: bundled name, folder, file or hub id.
     dtype: compute type of embeddings, dense weights and activations.
     kv_cache_dtype: stored keys and values; only the native CPU kernels take another type than dtype, or int8, fp8
-        (E4M3) and int4.
+        (E4M3) and int4. "auto" is dtype, but bfloat16 where 16-bit weights are computed in float32 by default.
     quantization: weights in fewer bits, rounded at load: int8 or int4, then -g32, -g64, -g128 or -channel for the
     group, -asym for zero points, -a16 to keep activations in bf16; or nf4, fp8, mxfp4; see quant.format. "a8" and
     "a16" keep the codes of a quantised checkpoint, with activations in int8 or bf16.

@@ -68,6 +68,16 @@ def test_native_and_fallback_agree():
 
 
 @needs_native
+@pytest.mark.needs_isa("avx512_bf16")
+def test_intel_multiplies_bf16_as_floats():
+    """Its cores do half as many products of bf16 pairs a cycle as of floats, AMD's twice as many."""
+    cpu = detect()
+    if {"avx512", "avx512_vnni"} <= {*cpu.kernels}:
+        floats_first = cpu.kernels.index("avx512_vnni") < cpu.kernels.index("avx512")
+        assert floats_first == (cpu.vendor == "GenuineIntel")
+
+
+@needs_native
 def test_every_flag_is_recognized():
     assert usable_flags() == FLAGS
 

@@ -119,6 +119,7 @@ def test_the_best_instruction_set_serves_every_op() -> None:
     assert {name for _, _, name, _ in chosen.rows()} == {"avx512"}
     assert {why for *_, why in chosen.rows()} == {"amx: not on this CPU, or not in this build"}
     assert _select(("avx2", "portable")).suite == "avx2"
+    assert _select(("avx512_vnni", "avx512", "portable")).suite == "avx512_vnni"  # as the machine prefers
     assert _select(formats=("int4-g64", "bf16")).suite == "avx512"
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
+from headrace.plan.dtypes import DtypeInfo, automatic_kv_dtype, choose_dtype, dtype_info
 from headrace.plan.hardware import Machine
 
 
@@ -26,6 +27,41 @@ def test_auto_on_a_cpu(
 ) -> None:
     dtype, reason = choose_dtype("auto", stored, dtype_info(make_machine(flags=flags)), "asked")
     assert dtype == chosen and word in reason
+
+
+@pytest.mark.parametrize(
+    ("kernels", "force", "native"),
+    [
+        (("avx512", "avx512_vnni", "portable"), None, True),
+        (("avx512_vnni", "avx512", "portable"), None, False),  # as Intel's CPUs prefer
+        (("avx512_vnni", "avx512", "portable"), "avx512", True),
+        (("avx512", "avx512_vnni", "portable"), "avx512_vnni", False),
+        (("avx512_vnni", "avx512", "portable"), "torch", True),
+        ((), None, True),
+    ],
+)
+def test_kernels_decide_before_flags(
+    make_machine: Callable[..., Machine], kernels: tuple[str, ...], force: str | None, native: bool
+) -> None:
+    machine = replace(make_machine(flags=("avx512_bf16",)), kernels=kernels)
+    assert ("bfloat16" in dtype_info(machine, force).native) == native
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "dtype", "quantized", "kv"),
+    [
+        ("auto", "bfloat16", "float32", False, "bfloat16"),  # float32 for want of instructions alone
+        ("auto", "float16", "float32", True, "bfloat16"),
+        ("auto", "float16", "float32", False, "float32"),  # bfloat16 would lose bits
+        ("auto", "float32", "float32", False, "float32"),
+        ("auto", "bfloat16", "bfloat16", False, "bfloat16"),
+        ("float32", "bfloat16", "float32", False, "float32"),
+    ],
+)
+def test_keys_and_values_stay_in_16_bits(
+    asked: str, stored: str, dtype: str, quantized: bool, kv: str
+) -> None:
+    assert automatic_kv_dtype(asked, stored, dtype, quantized=quantized)[0] == kv
 
 
 @pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16"])

@@ -44,7 +44,7 @@ from headrace.models.families import weight_names
 from headrace.models.spec import ModelSpec
 from headrace.plan.draft_methods import draft_model_name
 from headrace.plan.drafts import DraftHeads, check_draft
-from headrace.plan.dtypes import DtypeInfo, choose_dtype, dtype_info
+from headrace.plan.dtypes import DtypeInfo, automatic_kv_dtype, choose_dtype, dtype_info
 from headrace.plan.fit import Fit, check_memory
 from headrace.plan.formats import memory_format
 from headrace.plan.hardware import DeviceKind, Machine
@@ -63,6 +63,7 @@ def resolve(
     dtypes: DtypeInfo | None = None,
     *,
     mapped: bool = False,
+    asked_dtype: str | None = None,
     draft: ModelSpec | None = None,
     heads: DraftHeads | None = None,
     layers: DraftLayers | None = None,
@@ -72,7 +73,8 @@ def resolve(
     draft: the model that `config.speculative` names, where it names one; heads, layers: the same for heads of this
     model, and for layers that read its states.
 
-    mapped: weights lie in a packed folder, and may be larger than memory.
+    mapped: weights lie in a packed folder, and may be larger than memory. asked_dtype: the option `dtype` as it was
+    given, where such a folder has settled it.
 
     Weights, activations and KV pools together stay within `machine.memory_available`, and the pools hold at
     least one sequence of max_model_len tokens. Raises ConfigError if that or an option is impossible.
@@ -80,12 +82,13 @@ def resolve(
     reasons = {name: reason if is_default(config, name) else ASKED for name, reason in PASSED.items()}
     reasons["acceptance"] = ACCEPTANCE[config.acceptance]
     device = choose_device(config, machine, reasons)
+    quantized = config.quantization is not None or spec.codes is not None
     dtype, reasons["dtype"] = choose_dtype(
         config.dtype,
         spec.checkpoint_dtype,
         dtypes or dtype_info(machine, config.ops_force),
         ASKED,
-        quantized=config.quantization is not None or spec.codes is not None,
+        quantized=quantized,
     )
     streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
     program = lower(streamed, weight_names(spec))
@@ -94,7 +97,12 @@ def resolve(
     reasons["weight_formats"] = why_formats(config, spec, kernels.weights)
     reasons["quantization"] = why_quantization(config, spec, kernels.weights)
     stored, reasons["weights_dtype"] = stored_type(spec, dtype, native=native)
-    kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(config.kv_cache_dtype, dtype, native, ASKED)
+    automatic = automatic_kv_dtype(
+        asked_dtype or config.dtype, spec.checkpoint_dtype, dtype, quantized=quantized
+    )
+    kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(
+        config.kv_cache_dtype, dtype, native, ASKED, automatic
+    )
     program = with_recent(program, kv_dtype)
     check_context(config, spec, streamed)
     eviction = choose_eviction(config, spec, native, reasons)

@@ -165,9 +165,15 @@ class OpTable:
         }
 
     def suite(self, keys: Sequence[OpKey], facts: Facts, force: str | None = None) -> SuiteChoice:
-        """The first suite whose candidates accept every key. With `force`, only the suite of that name may."""
+        """The first suite whose candidates accept every key. With `force`, only the suite of that name may.
+
+        Suites of the machine take turns in its own order, that of `facts["kernels"]`.
+        """
         refused: list[tuple[str, str]] = []
-        for name in self._suites:
+        here = facts.get("kernels", ())
+        assert isinstance(here, tuple)
+        ranked = (name for name in here if name in self._suites)
+        for name in [next(ranked) if name in here else name for name in self._suites]:
             reason = self._suite_refusal(name, keys, facts, force)
             if reason is None:
                 return SuiteChoice(name, tuple(refused))

@@ -21,13 +21,16 @@ class DtypeInfo:
 
 
 def dtype_info(machine: Machine, ops_force: str | None = None) -> DtypeInfo:
-    """What is known from the machine's kind and CPU flags, or from the instruction set that `ops_force` names."""
+    """What is known from the machine's kind and the instruction set that `ops_force` names or the machine prefers;
+    without native kernels, from the CPU's flags."""
     every = tuple(DTYPE_BYTES)
     if machine.kind != "cpu":
         return DtypeInfo(supported=every, native=every)
     has_bf16 = bool(machine.flags & _CPU_BF16_FLAGS)
     if ops_force in (*INSTRUCTION_SETS, EMULATED):
         has_bf16 = ops_force in BFLOAT16_SETS
+    elif machine.kernels and ops_force is None:
+        has_bf16 = machine.kernels[0] in BFLOAT16_SETS
     native = ("float32", "bfloat16") if has_bf16 else ("float32",)
     return DtypeInfo(supported=every, native=native)
 
@@ -62,3 +65,15 @@ def choose_dtype(
             f"dtype {dtype} cannot be computed on this device; use {' or '.join(info.supported)}"
         )
     return dtype, reason
+
+
+def automatic_kv_dtype(asked: str, stored: str, dtype: str, *, quantized: bool = False) -> tuple[str, str]:
+    """(type, reason) of keys and values on the native path, where compute type `asked` became `dtype`.
+
+    What computes in float32 only because instructions are missing still keeps keys and values in 16 bits: half the
+    memory, and fewer bytes to read for each token.
+    """
+    narrow = stored == "bfloat16" or (quantized and stored == "float16")
+    if asked == "auto" and dtype == "float32" and narrow:
+        return "bfloat16", "half of float32, in which this device computes what is stored in 16 bits"
+    return dtype, "the compute type"

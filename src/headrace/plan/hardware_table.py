@@ -258,7 +258,7 @@ def _this_core(machine: Machine) -> _Core:
     flags = machine.flags
     if "amx_bf16" in flags:
         return _AMX
-    if "avx512_bf16" in flags:
+    if "avx512_bf16" in flags and machine.kernels[:1] != ("avx512_vnni",):  # as Intel's CPUs prefer
         return _ZEN4
     if "avx512_vnni" in flags:
         return _ICE_LAKE

@@ -70,10 +70,15 @@ def choose_kernels(
     return KernelChoice(None, None, f"torch runs the model: {choice.why}")
 
 
-def choose_kv_dtype(asked: str, dtype: str, native: bool, asked_reason: str) -> tuple[str, str]:
-    """(type, reason) of stored keys and values. Raises ConfigError for one that the ops at hand cannot read."""
+def choose_kv_dtype(
+    asked: str, dtype: str, native: bool, asked_reason: str, automatic: tuple[str, str]
+) -> tuple[str, str]:
+    """(type, reason) of stored keys and values. `automatic` is what "auto" means on the native path.
+
+    Raises ConfigError for a type that the ops at hand cannot read.
+    """
     if asked == "auto":
-        return dtype, "the compute type"
+        return automatic if native else (dtype, "the compute type")
     asked = _VLLM_NAMES.get(asked, asked)
     if native and asked not in KV_DTYPES:
         raise ConfigError(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from headrace.ops.table import DENSE, WEIGHT_OPS, Candidate, Facts, OpKey
 
 INSTRUCTION_SETS = ("amx", "avx512", "avx512_vnni", "avx2", "portable")
-"""Best first."""
+"""Best first on most CPUs; `available_kernels` knows the order of this one."""
 EMULATED = "amx-emulated"
 """The AMX code with its tile instructions emulated in plain C++: slow, for tests on other machines."""
 

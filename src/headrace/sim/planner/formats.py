@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from headrace.errors import ConfigError
-from headrace.plan.dtypes import DtypeInfo, choose_dtype
+from headrace.plan.dtypes import DtypeInfo, automatic_kv_dtype, choose_dtype
 from headrace.plan.formats import KVFormat, MemoryFormat, kv_format
 from headrace.plan.hardware import Hardware
 from headrace.plan.units import DTYPE_BYTES
@@ -112,7 +112,7 @@ def store(model: PlannedModel, hardware: Hardware, format: str = AS_STORED, kv: 
     quantization = None if format == AS_STORED else format
     weights = weight_formats(model.spec, model.program, dtype, quantization)
     table, _ = stored_type(model.spec, dtype)
-    keys = _gpu_kv(kv) if gpu else kv_format(dtype if kv == "auto" else kv, native=True)
+    keys = _gpu_kv(kv) if gpu else _cpu_kv(model, format, dtype, kv)
     memory = MemoryFormat(dtype, keys, weights, 1 if gpu else hardware.cores, table=table)
     return Stored(model, format, kv, memory, _products(hardware, format))
 
@@ -120,16 +120,27 @@ def store(model: PlannedModel, hardware: Hardware, format: str = AS_STORED, kv: 
 def _cpu_dtype(model: PlannedModel, hardware: Hardware, format: str) -> str:
     """As the engine chooses it there."""
     native = ("float32", "bfloat16") if hardware.peak_of("bf16") else ("float32",)
-    quantized = format != AS_STORED or model.spec.codes is not None
     info = DtypeInfo(supported=tuple(DTYPE_BYTES), native=native)
-    return choose_dtype("auto", model.spec.checkpoint_dtype, info, "", quantized=quantized)[0]
+    return choose_dtype(
+        "auto", model.spec.checkpoint_dtype, info, "", quantized=_is_quantized(model, format)
+    )[0]
+
+
+def _cpu_kv(model: PlannedModel, format: str, dtype: str, kv: str) -> KVFormat:
+    if kv == "auto":
+        quantized = _is_quantized(model, format)
+        kv, _ = automatic_kv_dtype("auto", model.spec.checkpoint_dtype, dtype, quantized=quantized)
+    return kv_format(kv, native=True)
+
+
+def _is_quantized(model: PlannedModel, format: str) -> bool:
+    return format != AS_STORED or model.spec.codes is not None
 
 
 def restore(stored: Stored, kv: str, hardware: Hardware) -> Stored:
     """The same weights with another type of KV."""
-    keys = _gpu_kv(kv) if hardware.kind == "cuda" else kv_format(
-        stored.memory.dtype if kv == "auto" else kv, native=True
-    )  # fmt: skip
+    gpu = hardware.kind == "cuda"
+    keys = _gpu_kv(kv) if gpu else _cpu_kv(stored.model, stored.format, stored.memory.dtype, kv)
     return replace(stored, kv=kv, memory=replace(stored.memory, kv=keys))
 
 
