@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -63,13 +64,35 @@ def test_the_bits_of_its_source(packed: Path) -> None:
     assert outputs(packed) == outputs("tale", quantization="int4")
 
 
+def test_keys_and_values_of_a_folder(tmp_path: Path) -> None:
+    """The automatic type is packed, an option about it is not; a folder without the field takes the compute type."""
+
+    def types(model: Path | str, **options: Any) -> tuple[str, str]:
+        resolved = survey(EngineConfig(str(model), num_threads=1, **options)).resolved
+        return resolved.kv_cache_dtype, dict(resolved.reasons)["kv_cache_dtype"]
+
+    folder = tmp_path / "packed"
+    pack(EngineConfig("tale", num_threads=1, ops_force="portable", kv_cache_dtype="int8"), folder)
+    assert types(folder) == ("bfloat16", "what the packed folder was made with")
+    assert types("tale", ops_force="portable")[0] == "bfloat16"
+    assert types(folder, kv_cache_dtype="int8")[0] == "int8"
+    path = folder / "packed.json"
+    header = json.loads(path.read_text())
+    del header["facts"]["kv_dtype"]
+    path.write_text(json.dumps(header))
+    assert types(folder) == ("float32", "the compute type")
+    for wrong in ("int8", "x" * 1000, 7, ["bfloat16"]):
+        path.write_text(json.dumps({**header, "facts": {**header["facts"], "kv_dtype": wrong}}))
+        with pytest.raises(CheckpointError, match=r"keys and values|kv_dtype"):
+            survey(EngineConfig(str(folder)))
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"dtype": "float32"}, {"quantization": "int8-g32-asym-a16"}], ids=str
 )
 def test_the_bits_of_its_source_in_other_formats(tmp_path: Path, options: dict[str, Any]) -> None:
     pack(EngineConfig("tale", num_threads=1, **options), tmp_path / "packed")
-    asked = {name: value for name, value in options.items() if name == "dtype"}  # decides the type of KV, too
-    assert outputs(tmp_path / "packed", **asked) == outputs("tale", **options)
+    assert outputs(tmp_path / "packed") == outputs("tale", **options)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +213,11 @@ def test_a_tokenizer_that_tokenizer_json_cannot_hold_goes_along(tmp_path: Path) 
 def test_every_instruction_set_runs_it(packed: Path) -> None:
     """The layout is one for all of them, so any may run what the best one packed, with the bits that it gives
     itself."""
-    dtype = read_header(packed).facts.dtype
+    facts = read_header(packed).facts
     for name in native.available_kernels():
         if name != "amx-emulated":
-            expected = outputs("tale", quantization="int4", ops_force=name, dtype=dtype)
-            assert outputs(packed, ops_force=name, dtype=dtype) == expected, name
+            options = {"ops_force": name, "dtype": facts.dtype, "kv_cache_dtype": facts.kv_dtype}
+            assert outputs(packed, ops_force=name) == outputs("tale", quantization="int4", **options), name
 
 
 def test_options_that_contradict_it(packed: Path) -> None:

@@ -199,7 +199,7 @@ static void gemm_pair_codes(const Rows& in, int row, int rows, const Matrix& wei
     constexpr int kOfOneRow = kBySixteen || kCodePanels > 1 ? 4 : 1, kOfFewRows = kBySixteen ? 2 : kCodePanels;
     const int width = rows == 1 ? kOfOneRow : rows < kCodeRows ? kOfFewRows : kCodePanels;
     for (int taken; panels > 0; panels -= taken, tile.panel += taken, tile.out += taken * kPanel) {
-        taken = panels >= width ? width : 1;
+        taken = panels >= width ? width : panels >= 2 && width > 2 ? 2 : 1;
         if (taken == 1) {
             panels_of_pairs<1>(tile, rows);
         } else if (taken == kOfFewRows) {

@@ -101,7 +101,6 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
     if config.hf_overrides:
         source = replace(source, config={**source.config, **config.hf_overrides})
     header = read_header(source.path) if source.path is not None and is_packed(source.path) else None
-    asked_dtype = config.dtype
     if header is not None:
         config = _as_packed(config, header)
     source = open_source(source)
@@ -120,7 +119,7 @@ def survey(config: EngineConfig, *, mapped: bool = False, machine: Machine | Non
         stored,
         machine,
         mapped=mapped or header is not None,
-        asked_dtype=asked_dtype,
+        packed_kv=None if header is None else header.facts.kv_dtype,
         draft=found.spec,
         heads=found.heads,
         layers=found.layers,
@@ -191,7 +190,8 @@ def pack(
     is called with (tensors read, total). name: what the header calls the model; None: its own. Raises ModelError and
     ConfigError as `survey` does, and where the folder cannot be written.
     """
-    plan = survey(config, mapped=True)
+    # An option about keys and values is not packed: whoever opens the folder gives it.
+    plan = survey(replace(config, kv_cache_dtype="auto"), mapped=True)
     if plan.source.path is not None and is_packed(plan.source.path):
         raise ConfigError(f"{config.model} is packed already")
     tokenizer = find_tokenizer(config, plan.source)

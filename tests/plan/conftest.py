@@ -87,6 +87,7 @@ def build_spec(
     checkpoint_dtype: str = "float32",
     bias: bool = False,
     qk_norm: bool = False,
+    head_dim: int = 8,
 ) -> ModelSpec:
     """A small model with a layer for each window (None is full attention); KV heads repeat in order."""
     layers = []
@@ -96,9 +97,9 @@ def build_spec(
         mixer = AttentionSpec(
             num_heads=heads * 2,
             num_kv_heads=heads,
-            head_dim=8,
-            scale=8**-0.5,
-            rope=RopeSpec(theta=10000.0, dim=8),
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            rope=RopeSpec(theta=10000.0, dim=head_dim),
             retention=retention,
             window=window,
             sinks=0 if window is None else sinks,

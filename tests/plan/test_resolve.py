@@ -172,6 +172,28 @@ def test_kv_dtype_is_the_compute_type_in_torch(decide: Decide) -> None:
     assert decide(dtype="bfloat16", kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
 
 
+def test_kv_stays_in_16_bits_where_floats_are_faster(make_spec: MakeSpec) -> None:
+    """A CPU with bf16 instructions that prefers the set without them, as Intel's do; torch uses them there."""
+    intel = Machine(
+        "cpu", "CPU", GIB, GIB, 4, frozenset({"avx512_bf16"}), ("avx512_vnni", "avx512", "portable")
+    )
+
+    def types(
+        config: EngineConfig, spec: ModelSpec, packed_kv: str | None = None
+    ) -> tuple[str, str, str | None]:
+        resolved = resolve(config, spec, intel, packed_kv=packed_kv)
+        return resolved.dtype, resolved.kv_cache_dtype, resolved.kernels
+
+    spec = make_spec(checkpoint_dtype="bfloat16", head_dim=16)
+    assert types(EngineConfig("tale"), spec) == ("float32", "bfloat16", "avx512_vnni")
+    assert types(EngineConfig("tale", dtype="float32"), spec) == ("float32", "float32", "avx512_vnni")
+    assert types(EngineConfig("tale", ops_force="avx512"), spec) == ("bfloat16", "bfloat16", "avx512")
+    assert types(EngineConfig("tale", dtype="float32"), spec, "bfloat16")[1] == "bfloat16"  # as packed
+    assert types(EngineConfig("tale", kv_cache_dtype="float32"), spec, "bfloat16")[1] == "float32"
+    odd = make_spec(checkpoint_dtype="bfloat16", head_dim=72)
+    assert types(EngineConfig("tale"), odd) == ("bfloat16", "bfloat16", None)
+
+
 # -- steps --------------------------------------------------------------------------------------------------
 
 

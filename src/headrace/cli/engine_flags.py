@@ -50,7 +50,8 @@ _FLAGS = (
         "kv_cache_dtype",
         str,
         "TYPE",
-        "type of stored keys and values: auto, float32, bfloat16, int8, fp8, int4",
+        "type of stored keys and values: auto (that of --dtype, or bfloat16 of a 16-bit model that is computed in "
+        "float32 by default), float32, bfloat16, int8, fp8, int4",
     ),
     _Flag("block_size", int, "N", "tokens in a KV block"),
     _Flag("num_kv_blocks", int, "N", "KV blocks of each group, instead of a size in bytes"),

@@ -63,7 +63,7 @@ def resolve(
     dtypes: DtypeInfo | None = None,
     *,
     mapped: bool = False,
-    asked_dtype: str | None = None,
+    packed_kv: str | None = None,
     draft: ModelSpec | None = None,
     heads: DraftHeads | None = None,
     layers: DraftLayers | None = None,
@@ -73,8 +73,8 @@ def resolve(
     draft: the model that `config.speculative` names, where it names one; heads, layers: the same for heads of this
     model, and for layers that read its states.
 
-    mapped: weights lie in a packed folder, and may be larger than memory. asked_dtype: the option `dtype` as it was
-    given, where such a folder has settled it.
+    mapped: weights lie in a packed folder, and may be larger than memory. packed_kv: the type of keys and values
+    that such a folder names.
 
     Weights, activations and KV pools together stay within `machine.memory_available`, and the pools hold at
     least one sequence of max_model_len tokens. Raises ConfigError if that or an option is impossible.
@@ -83,23 +83,26 @@ def resolve(
     reasons["acceptance"] = ACCEPTANCE[config.acceptance]
     device = choose_device(config, machine, reasons)
     quantized = config.quantization is not None or spec.codes is not None
-    dtype, reasons["dtype"] = choose_dtype(
-        config.dtype,
-        spec.checkpoint_dtype,
-        dtypes or dtype_info(machine, config.ops_force),
-        ASKED,
-        quantized=quantized,
-    )
+
+    def dtype_in(info: DtypeInfo) -> tuple[str, str]:
+        return choose_dtype(config.dtype, spec.checkpoint_dtype, info, ASKED, quantized=quantized)
+
+    dtype, reasons["dtype"] = dtype_in(dtypes or dtype_info(machine, config.ops_force))
     streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
     program = lower(streamed, weight_names(spec))
     kernels = choose_kernels(spec, program, machine, dtype, config.quantization, config.ops_force)
+    if (
+        kernels.name is None and dtypes is None and config.ops_force is None
+    ):  # torch may compute in another type
+        dtype, reasons["dtype"] = dtype_in(dtype_info(machine, "torch"))
+        kernels = choose_kernels(spec, program, machine, dtype, config.quantization, None)
     native, reasons["kernels"] = kernels.name is not None, kernels.reason
     reasons["weight_formats"] = why_formats(config, spec, kernels.weights)
     reasons["quantization"] = why_quantization(config, spec, kernels.weights)
     stored, reasons["weights_dtype"] = stored_type(spec, dtype, native=native)
-    automatic = automatic_kv_dtype(
-        asked_dtype or config.dtype, spec.checkpoint_dtype, dtype, quantized=quantized
-    )
+    automatic = automatic_kv_dtype(config.dtype, spec.checkpoint_dtype, dtype, quantized=quantized)
+    if packed_kv is not None:
+        automatic = packed_kv, "what the packed folder was made with"
     kv_dtype, reasons["kv_cache_dtype"] = choose_kv_dtype(
         config.kv_cache_dtype, dtype, native, ASKED, automatic
     )

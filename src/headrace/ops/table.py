@@ -153,7 +153,8 @@ class Selection:
 
 
 class OpTable:
-    """Candidates in order of preference; each op keeps the order in which its candidates were given."""
+    """Candidates in order of preference; each op keeps the order in which its candidates were given, but for suites,
+    among which the machine chooses (see `suite`)."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._candidates: dict[str, list[Candidate]] = {}

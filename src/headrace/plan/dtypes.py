@@ -54,12 +54,12 @@ def choose_dtype(
             "the 16-bit type that is native here, for embeddings and KV; weights are rounded",
         )
     else:
-        missing = " (AMX-BF16 or AVX512-BF16)" if stored == "bfloat16" else ""
+        fast = " (AMX-BF16, or AMD's AVX512-BF16)" if stored == "bfloat16" else ""
         dtype = "float32"
         reason = (
-            f"the checkpoint is stored in {stored}, for which this device has no matrix instructions{missing}"
+            f"the checkpoint is stored in {stored}, for which this device has no matrix instructions faster than those "
+            f"of float32{fast}; float32 keeps every bit"
         )
-        reason += "; float32 keeps every bit"
     if dtype not in info.supported:
         raise ConfigError(
             f"dtype {dtype} cannot be computed on this device; use {' or '.join(info.supported)}"
@@ -70,7 +70,7 @@ def choose_dtype(
 def automatic_kv_dtype(asked: str, stored: str, dtype: str, *, quantized: bool = False) -> tuple[str, str]:
     """(type, reason) of keys and values on the native path, where compute type `asked` became `dtype`.
 
-    What computes in float32 only because instructions are missing still keeps keys and values in 16 bits: half the
+    What computes in float32 only because that is faster than 16 bits still keeps keys and values in 16 bits: half the
     memory, and fewer bytes to read for each token.
     """
     narrow = stored == "bfloat16" or (quantized and stored == "float16")

@@ -251,15 +251,18 @@ def this_hardware(machine: Machine | None = None, features: CpuFeatures | None =
         f"assumed: {_CLOCK / 1e9:g} GHz and {_CORE_BANDWIDTH / 1e9:g} GB/s a core; `headrace calibrate` measures them",
         cores=here.cores,
         most=1,
+        flags=here.flags,
+        kernels=here.kernels,
     )
 
 
 def _this_core(machine: Machine) -> _Core:
+    """By the kernels that the machine prefers; without any by its flags."""
+    if machine.kernels:
+        return {"amx": _AMX, "avx512": _ZEN4, "avx512_vnni": _ICE_LAKE}.get(machine.kernels[0], _AVX2)
     flags = machine.flags
     if "amx_bf16" in flags:
         return _AMX
-    if "avx512_bf16" in flags and machine.kernels[:1] != ("avx512_vnni",):  # as Intel's CPUs prefer
+    if "avx512_bf16" in flags:
         return _ZEN4
-    if "avx512_vnni" in flags:
-        return _ICE_LAKE
-    return _AVX2
+    return _ICE_LAKE if "avx512_vnni" in flags else _AVX2

@@ -12,7 +12,13 @@ from headrace._native import Kernels, Team
 from headrace.models.draft_layers import DraftLayers
 from headrace.models.families import weight_names
 from headrace.models.packed.data import PackedWriter
-from headrace.models.packed.header import VERSION, PackedFacts, PackedHeader, is_packed, read_header
+from headrace.models.packed.header import (
+    VERSION,
+    PackedFacts,
+    PackedHeader,
+    is_packed,
+    read_header,
+)
 from headrace.models.packed.match import check_layout
 from headrace.models.packed.store import map_packed, save_packed
 from headrace.models.packed_loader import load_packed, load_packed_layers, open_packer
@@ -135,6 +141,7 @@ def save_weights(
                 dtype=resolved.dtype,
                 stored_dtype=spec.stored_dtype,
                 quantization=resolved.quantization,
+                kv_dtype=resolved.kv_cache_dtype,
             )
         )
     finally:

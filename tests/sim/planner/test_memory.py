@@ -20,14 +20,17 @@ from headrace.sim.planner.model import open_model
 ZEN4 = Machine(
     "cpu", "CPU", 256 * GIB, 256 * GIB, 2, flags=frozenset({"avx512_bf16"}), kernels=("avx512", "portable")
 )
+INTEL = replace(ZEN4, kernels=("avx512_vnni", "avx512", "portable"))
+"""Computes bf16 checkpoints in float32, and keeps keys and values in bf16."""
 
 
+@pytest.mark.parametrize("machine", [ZEN4, INTEL], ids=["zen4", "intel"])
 @pytest.mark.parametrize("name", ["shape:tiny", "shape:llama-2-7b", "shape:deepseek-v2-lite-4l"])
 @pytest.mark.parametrize("format", ["stored", "int8", "int4"])
-def test_the_plan_counts_what_the_engine_counts(name: str, format: str) -> None:
+def test_the_plan_counts_what_the_engine_counts(name: str, format: str, machine: Machine) -> None:
     model = open_model(name)
-    stored = store(model, this_hardware(ZEN4), format)
-    footprint = Footprint(stored, this_hardware(ZEN4), Placement())
+    stored = store(model, this_hardware(machine), format)
+    footprint = Footprint(stored, this_hardware(machine), Placement())
     config = EngineConfig(
         name,
         quantization=None if format == "stored" else format,
@@ -35,9 +38,10 @@ def test_the_plan_counts_what_the_engine_counts(name: str, format: str) -> None:
         max_num_seqs=16,
         kv_cache_memory=footprint.kv(16, 512),
     )
-    resolved = resolve(config, model.spec, ZEN4)
+    resolved = resolve(config, model.spec, machine)
     counted = ledger(model.spec, resolved)
-    assert resolved.kernels == "avx512"
+    assert resolved.kernels == machine.kernels[0]
+    assert resolved.dtype == stored.memory.dtype and resolved.kv_cache_dtype == stored.memory.kv.dtype
     assert footprint.weights == stored.weight_bytes == counted.weight_bytes
     assert footprint.kv_token == counted.kv_token_bytes
     assert footprint.kv(16, 512) == counted.kv_pool_bytes

@@ -22,7 +22,6 @@ examples:
   headrace calibrate --formats bf16 int4 q4_k --num-threads 8
   headrace calibrate --output epyc.json --json         a file to take to another machine
 """
-DEFAULT_FORMATS = ("bf16", "int8", "int4")
 KV_TYPES = ("bf16", "int8", "f32")
 MOST_THREADS = 4096
 MOST_BUSY = 0.1
@@ -39,8 +38,9 @@ def add_parser(commands: Any) -> None:
         "is printed. Other programs disturb the measurement; run it on an idle machine.",
     )  # fmt: skip
     parser.add_argument(
-        "--formats", nargs="+", default=list(DEFAULT_FORMATS), metavar="FORMAT",
-        help="formats of weights: f32, bf16, bf16-a32, f16, or as --quantization takes them (default: bf16 int8 int4)",
+        "--formats", nargs="+", metavar="FORMAT",
+        help="formats of weights: f32, bf16, bf16-a32, f16, or as --quantization takes them (default: bf16 int8 int4; "
+        "bf16-a32 instead of bf16 where bf16 checkpoints are computed in float32)",
     )  # fmt: skip
     parser.add_argument(
         "--kv-types", nargs="+", choices=KV_TYPES, default=["bf16", "int8"], metavar="TYPE",
@@ -51,6 +51,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions and sizes: less exact")
     parser.add_argument("--output", metavar="PATH", help="write the profile to this file too")
     parser.add_argument("--json", action="store_true", help="print the profile and its checks as JSON")
+
+
+def default_formats(kernels: str | None) -> list[str]:
+    """What a bf16 checkpoint runs in here by default, and codes."""
+    from headrace.plan.dtypes import dtype_info
+    from headrace.plan.hardware import this_machine
+
+    native = dtype_info(this_machine(), kernels).native
+    return ["bf16" if "bfloat16" in native else "bf16-a32", "int8", "int4"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"there are no kernels {args.kernels!r:.80} here: {', '.join(here) or 'none'}")
     if args.num_threads is not None and not 1 <= args.num_threads <= MOST_THREADS:
         raise ConfigError(f"--num-threads must be between 1 and {MOST_THREADS}, got {args.num_threads}")
-    formats = _formats(args.formats)
+    formats = _formats(args.formats or default_formats(args.kernels))
     if args.output:
         check_writable("the profile", args.output)
     check_store()

@@ -56,7 +56,8 @@ def machine_here(config: EngineConfig) -> tuple[Hardware, Profile | None, str]:
     machine = this_machine()
     kernels = config.ops_force if config.ops_force in machine.kernels else None
     threads = min(config.num_threads or machine.cores, machine.cores)
-    hardware = this_hardware(replace(machine, cores=threads))
+    preferred = machine.kernels if kernels is None else (kernels,)
+    hardware = this_hardware(replace(machine, cores=threads, kernels=preferred))
     profile = this_profile(kernels, threads)
     if profile is not None:
         return hardware, profile, "the profile that `headrace calibrate` stored"

@@ -39,7 +39,8 @@ class PackedFacts:
 
     layout: `headrace._native.Kernels.layout`. kernels: the instruction set that packed them, which matters for
     nothing. dtype: the compute type that they were packed for; stored_dtype: of the checkpoint's matrices;
-    quantization: the option's value.
+    quantization: the option's value. kv_dtype: of keys and values where no option asks for one; None is the compute
+    type.
     """
 
     version: int
@@ -50,6 +51,7 @@ class PackedFacts:
     dtype: str
     stored_dtype: str
     quantization: str | None
+    kv_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +138,14 @@ def read_header(folder: Path) -> PackedHeader:
             f"version {VERSION}: pack the model again with `headrace pack`"
         )
     where = f"{HEADER_FILE} of {folder}"
-    facts = _record(PackedFacts, content["facts"], where)
+    facts = _record(PackedFacts, content["facts"], where, ("kv_dtype",))
     for dtype in (facts.dtype, facts.stored_dtype):
         if dtype not in ARRAY_BYTES:
             raise CheckpointError(
                 f"{where} names the type {dtype!r:.80}, not one of {', '.join(ARRAY_BYTES)}"
             )
+    if facts.kv_dtype not in (None, "float32", "bfloat16"):
+        raise CheckpointError(f"{where} names keys and values in {facts.kv_dtype!r:.80}")
     listed = content.get("weights")
     if not isinstance(listed, list) or not listed:
         raise CheckpointError(f"{where} lists no weights")
@@ -156,15 +160,15 @@ def read_header(folder: Path) -> PackedHeader:
 # ---- Checks ----
 
 
-def _record(kind: type[Facts], content: Any, where: str) -> Facts:
-    """A record from JSON with exactly its fields, each of the type that it declares; records inside of it are made
-    already."""
+def _record(kind: type[Facts], content: Any, where: str, optional: Sequence[str] = ()) -> Facts:
+    """A record from JSON with its fields and no others, each of the type that it declares; records inside of it are
+    made already. `optional` fields may be missing."""
     record: Any = kind
     names = [field.name for field in fields(kind)]
-    if not isinstance(content, dict) or set(content) != set(names):
+    if not isinstance(content, dict) or set(content) | set(optional) != set(names):
         raise CheckpointError(f"{where} has a {kind.__name__} without exactly the fields {', '.join(names)}")
     for name, declared in _declared(record).items():
-        if not _fits(content[name], declared):
+        if name in content and not _fits(content[name], declared):
             raise CheckpointError(f"{where} has {name} {content[name]!r:.80}")
     return kind(**content)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from headrace.errors import ConfigError
-from headrace.plan.dtypes import DtypeInfo, automatic_kv_dtype, choose_dtype
+from headrace.plan.dtypes import automatic_kv_dtype, choose_dtype, dtype_info
 from headrace.plan.formats import KVFormat, MemoryFormat, kv_format
 from headrace.plan.hardware import Hardware
 from headrace.plan.units import DTYPE_BYTES
@@ -119,11 +119,8 @@ def store(model: PlannedModel, hardware: Hardware, format: str = AS_STORED, kv: 
 
 def _cpu_dtype(model: PlannedModel, hardware: Hardware, format: str) -> str:
     """As the engine chooses it there."""
-    native = ("float32", "bfloat16") if hardware.peak_of("bf16") else ("float32",)
-    info = DtypeInfo(supported=tuple(DTYPE_BYTES), native=native)
-    return choose_dtype(
-        "auto", model.spec.checkpoint_dtype, info, "", quantized=_is_quantized(model, format)
-    )[0]
+    info, quantized = dtype_info(hardware.machine()), _is_quantized(model, format)
+    return choose_dtype("auto", model.spec.checkpoint_dtype, info, "", quantized=quantized)[0]
 
 
 def _cpu_kv(model: PlannedModel, format: str, dtype: str, kv: str) -> KVFormat:
