@@ -6,6 +6,7 @@
 namespace headrace::HEADRACE_ISA {
 
 constexpr int kCodeRows = 4, kCodePanels = 1;  // sixteen registers
+constexpr bool kOnIntel = false;
 constexpr bool kBySixteen = true;              // tiles take 16 features at once; spans of 16 and 32 have tiles of their own,
                                                // and two panels take turns where one row meets pairs
 

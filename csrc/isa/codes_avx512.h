@@ -8,6 +8,11 @@ namespace headrace::HEADRACE_ISA {
 // Register tile of products of codes: rows of activations, panels of weights.
 constexpr int kCodeRows = 8, kCodePanels = 2;
 constexpr bool kBySixteen = false;
+#if defined(__AVX512BF16__) && !HEADRACE_TILES
+constexpr bool kOnIntel = false;
+#else
+constexpr bool kOnIntel = true;  // sets that AMD's CPUs do not take: they have BF16 and no tiles
+#endif
 
 // What dot_bytes takes away from every code before it multiplies.
 constexpr int kByteOffset = 0;

@@ -6,6 +6,7 @@
 namespace headrace::HEADRACE_ISA {
 
 constexpr int kCodeRows = 4, kCodePanels = 1;
+constexpr bool kOnIntel = false;
 constexpr bool kBySixteen = false;
 constexpr int kByteOffset = 0;
 

@@ -343,8 +343,10 @@ static void direct_panels(const CodeTile& tile, int rows, const std::uint8_t* ne
     const Matrix& w = *tile.weight;
     const int passes = ceil_div(rows, kMost), features = P == 1 ? kStreamSpans : kPassSpans;
     constexpr std::size_t feature_bytes = bytes_of_feature<Format>();
-    // Hardware prefetches enough for a row of short codes or three rows of long ones, unless the last span is short.
-    const bool helps = rows > (feature_bytes > 8 ? 3 : 1) || w.cols_padded % w.span != 0;
+    // Hardware prefetches enough for three rows of long codes, and AMD's for a row of short ones, unless the last span is
+    // short.
+    constexpr int kEnough = feature_bytes > 8 ? 3 : kOnIntel ? 0 : 1;
+    const bool helps = rows > kEnough || w.cols_padded % w.span != 0;
     PanelSpans<P> side;
     for (int begin = section.begin, end, span = 0; begin < section.end; span += ceil_div(end - begin, w.span), begin = end) {
         end = least(spans_end(w, begin, features, kPassFeatures), section.end);
