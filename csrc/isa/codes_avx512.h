@@ -91,8 +91,28 @@ struct ByteTable {
     HEADRACE_METHOD Codes operator()(Codes nibbles) const { return {_mm512_shuffle_epi8(v, nibbles.v)}; }
 };
 
-using PairFactors = Pairs;  // two features of 16 columns as products of codes read them
+// Two features of 16 columns as products of codes read them: without instructions for bf16, floats at once.
+#if defined(__AVX512BF16__)
+using PairFactors = Pairs;
+HEADRACE_INLINE PairFactors factors_of(Pairs x) { return x; }
 HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) { return dot(acc, x, Pairs::broadcast(two)); }
+#else
+struct PairFactors {
+    F32x16 first, second;
+    HEADRACE_INLINE PairFactors load(const std::uint8_t* p) {
+        return {F32x16::load(reinterpret_cast<const float*>(p)), F32x16::load(reinterpret_cast<const float*>(p + 64))};
+    }
+    HEADRACE_METHOD void store(std::uint8_t* p) const {
+        first.store(reinterpret_cast<float*>(p));
+        second.store(reinterpret_cast<float*>(p + 64));
+    }
+};
+HEADRACE_INLINE PairFactors factors_of(Pairs x) { return {first_of_pairs(x), second_of_pairs(x)}; }
+HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) {  // in the order of dot() of Pairs
+    const Pairs y = Pairs::broadcast(two);
+    return fma(x.second, second_of_pairs(y), fma(x.first, first_of_pairs(y), acc));
+}
+#endif
 
 // Bytes 1 and 2 of a column change places, so that neighbours lie in the low halves of the two words.
 HEADRACE_INLINE __m512i swapped_bytes(__m512i packed) {
@@ -112,15 +132,16 @@ struct NibblePairs {
         return {_mm512_sub_epi8(_mm512_set1_epi8(16), each), _mm512_load_si512(kNumbers)};
     }
     template <int kPair>
-    HEADRACE_METHOD Pairs pair(Codes packed) const {
+    HEADRACE_METHOD PairFactors pair(Codes packed) const {
         const __m512i swapped = swapped_bytes(packed.v);
         const __m512i nibbles = kPair < 2 ? swapped : _mm512_srli_epi16(swapped, 4);
         const __m512i index = _mm512_add_epi8(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)), index_zero);
-        return {_mm512_permutexvar_epi16(kPair % 2 == 0 ? index : _mm512_srli_epi16(index, 8), numbers)};
+        return factors_of({_mm512_permutexvar_epi16(kPair % 2 == 0 ? index : _mm512_srli_epi16(index, 8), numbers)});
     }
 };
 
 // The same of the numbers that a table holds for nibbles.
+#if defined(__AVX512BF16__)
 struct TablePairs {
     __m512i numbers;  // twice: the highest of an index's five bits does not matter
     HEADRACE_INLINE TablePairs of(const bf16_t* sixteen) {
@@ -128,12 +149,31 @@ struct TablePairs {
         return {_mm512_broadcast_i64x4(once)};
     }
     template <int kPair>
-    HEADRACE_METHOD Pairs pair(Codes packed) const {
+    HEADRACE_METHOD PairFactors pair(Codes packed) const {
         constexpr int kMove = 8 * (kPair % 2) + 4 * (kPair / 2);
         const __m512i swapped = swapped_bytes(packed.v);
         return {_mm512_permutexvar_epi16(kMove == 0 ? swapped : _mm512_srli_epi16(swapped, kMove), numbers)};
     }
 };
+#else
+struct TablePairs {
+    __m512 numbers;  // a permutation looks up by the low four bits of a column
+    HEADRACE_INLINE TablePairs of(const bf16_t* sixteen) {
+        const __m256i once = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sixteen));
+        return {first_of_pairs(Pairs{_mm512_cvtepu16_epi32(once)}).v};
+    }
+    template <int kNibble>
+    HEADRACE_METHOD F32x16 number(Codes packed) const {
+        const __m512i index = kNibble == 0 ? packed.v : _mm512_srli_epi32(packed.v, 4 * kNibble);
+        return {_mm512_permutexvar_ps(index, numbers)};
+    }
+    template <int kPair>
+    HEADRACE_METHOD PairFactors pair(Codes packed) const {
+        constexpr int kFirst = 4 * (kPair % 2) + kPair / 2;  // a byte has a nibble of features 0 to 3 and one of 4 to 7
+        return {number<kFirst>(packed), number<kFirst + 2>(packed)};
+    }
+};
+#endif
 
 struct BytePairs {  // as NibblePairs, for codes of 8 bits
     __m512 zero;    // 2^23 + the column's zero
@@ -141,18 +181,24 @@ struct BytePairs {  // as NibblePairs, for codes of 8 bits
         return {_mm512_castsi512_ps(_mm512_or_si512(zero.v, _mm512_set1_epi32(0x4b000000)))};
     }
     template <int kPair>
-    HEADRACE_METHOD Pairs pair(Codes codes) const {
-        const __m512i byte = _mm512_set1_epi32(255), high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
+    HEADRACE_METHOD PairFactors pair(Codes codes) const {
         // A byte in the low bits of 2^23 is that number plus the byte; taking 2^23 + zero away leaves bits of a bf16.
         const auto difference = [&](__m512i word) {
             constexpr int kAndOr = 0xea;  // (a & b) | c
-            const __m512i sum = _mm512_ternarylogic_epi32(word, byte, _mm512_set1_epi32(0x4b000000), kAndOr);
-            return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(sum), zero));
+            const __m512i byte = _mm512_set1_epi32(255), number = _mm512_set1_epi32(0x4b000000);
+            const __m512i sum = _mm512_ternarylogic_epi32(word, byte, number, kAndOr);
+            return _mm512_sub_ps(_mm512_castsi512_ps(sum), zero);
         };
-        const __m512i first = difference(kPair == 0 ? codes.v : _mm512_srli_epi32(codes.v, 16));
-        const __m512i second = difference(_mm512_srli_epi32(codes.v, kPair == 0 ? 8 : 24));
+        const __m512 first = difference(kPair == 0 ? codes.v : _mm512_srli_epi32(codes.v, 16));
+        const __m512 second = difference(_mm512_srli_epi32(codes.v, kPair == 0 ? 8 : 24));
+#if defined(__AVX512BF16__)
         constexpr int kSelect = 0xd8;  // (a & ~c) | (b & c)
-        return {_mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, high, kSelect)};
+        const __m512i high = _mm512_set1_epi32(static_cast<std::int32_t>(0xffff0000U));
+        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(first), 16);
+        return {_mm512_ternarylogic_epi32(low, _mm512_castps_si512(second), high, kSelect)};
+#else
+        return {{first}, {second}};
+#endif
     }
 };
 
@@ -174,7 +220,7 @@ struct Float8Pairs {
     static constexpr Small kSmall{};
 
     template <int kPair>
-    HEADRACE_METHOD Pairs pair(Codes codes) const {
+    HEADRACE_METHOD PairFactors pair(Codes codes) const {
         constexpr int kOrAnd = 0xf8;  // a | (b & c)
         constexpr int kSecond = 0x02020202 * kPair;
         constexpr short kExponent = (0x7f00 >> (8 + kMantissa)) << (8 + kMantissa);
@@ -185,7 +231,7 @@ struct Float8Pairs {
         const __m512i normal = _mm512_add_epi16(rest, _mm512_set1_epi16(kPower << 7));
         const __mmask32 small = _mm512_testn_epi16_mask(twice, _mm512_set1_epi16(kExponent));
         const __m512i number = _mm512_mask_permutexvar_epi16(normal, small, twice, _mm512_load_si512(kSmall.numbers));
-        return {_mm512_ternarylogic_epi32(number, twice, _mm512_set1_epi16(static_cast<short>(0x8000)), kOrAnd)};
+        return factors_of({_mm512_ternarylogic_epi32(number, twice, _mm512_set1_epi16(static_cast<short>(0x8000)), kOrAnd)});
     }
 };
 
