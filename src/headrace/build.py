@@ -190,7 +190,7 @@ def pack(
     is called with (tensors read, total). name: what the header calls the model; None: its own. Raises ModelError and
     ConfigError as `survey` does, and where the folder cannot be written.
     """
-    # An option about keys and values is not packed: whoever opens the folder gives it.
+    # The option about keys and values is not packed: it can be given when the folder is opened.
     plan = survey(replace(config, kv_cache_dtype="auto"), mapped=True)
     if plan.source.path is not None and is_packed(plan.source.path):
         raise ConfigError(f"{config.model} is packed already")
