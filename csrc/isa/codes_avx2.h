@@ -2,6 +2,7 @@
 #pragma once
 
 #include "vec_avx2.h"
+#include "float_pairs.h"
 
 namespace headrace::HEADRACE_ISA {
 

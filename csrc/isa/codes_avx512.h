@@ -2,6 +2,9 @@
 #pragma once
 
 #include "vec_avx512.h"
+#if !defined(__AVX512BF16__)
+#include "float_pairs.h"
+#endif
 
 namespace headrace::HEADRACE_ISA {
 
@@ -91,27 +94,12 @@ struct ByteTable {
     HEADRACE_METHOD Codes operator()(Codes nibbles) const { return {_mm512_shuffle_epi8(v, nibbles.v)}; }
 };
 
-// Two features of 16 columns as products of codes read them: without instructions for bf16, floats at once.
 #if defined(__AVX512BF16__)
-using PairFactors = Pairs;
+using PairFactors = Pairs;  // two features of 16 columns as products of codes read them
 HEADRACE_INLINE PairFactors factors_of(Pairs x) { return x; }
 HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) { return dot(acc, x, Pairs::broadcast(two)); }
 #else
-struct PairFactors {
-    F32x16 first, second;
-    HEADRACE_INLINE PairFactors load(const std::uint8_t* p) {
-        return {F32x16::load(reinterpret_cast<const float*>(p)), F32x16::load(reinterpret_cast<const float*>(p + 64))};
-    }
-    HEADRACE_METHOD void store(std::uint8_t* p) const {
-        first.store(reinterpret_cast<float*>(p));
-        second.store(reinterpret_cast<float*>(p + 64));
-    }
-};
 HEADRACE_INLINE PairFactors factors_of(Pairs x) { return {first_of_pairs(x), second_of_pairs(x)}; }
-HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) {  // in the order of dot() of Pairs
-    const Pairs y = Pairs::broadcast(two);
-    return fma(x.second, second_of_pairs(y), fma(x.first, first_of_pairs(y), acc));
-}
 #endif
 
 // Bytes 1 and 2 of a column change places, so that neighbours lie in the low halves of the two words.

@@ -248,23 +248,6 @@ HEADRACE_INLINE F32x16 dot(F32x16 acc, Pairs x, Pairs y) {
     return acc;
 }
 
-// Two features of 16 columns as products of codes read them. There are no instructions for bf16, so that floats serve at once.
-struct PairFactors {
-    F32x16 first, second;
-    HEADRACE_INLINE PairFactors load(const std::uint8_t* p) {
-        return {F32x16::load(reinterpret_cast<const float*>(p)), F32x16::load(reinterpret_cast<const float*>(p + 64))};
-    }
-    HEADRACE_METHOD void store(std::uint8_t* p) const {
-        first.store(reinterpret_cast<float*>(p));
-        second.store(reinterpret_cast<float*>(p + 64));
-    }
-};
-HEADRACE_INLINE F32x16 dot(F32x16 acc, PairFactors x, const bf16_t* two) {  // in the order of dot() above
-    const __m256i word = broadcast_word(two);
-    const __m256 first = first_of_pairs(word), second = second_of_pairs(word);
-    return fma(x.second, {second, second}, fma(x.first, {first, first}, acc));
-}
-
 HEADRACE_INLINE Codes low_nibbles(Codes x) {
     const __m256i low = _mm256_set1_epi8(15);
     return {_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low)};

@@ -91,9 +91,8 @@ def resolve(
     streamed = streaming_spec(spec, config.attention_sinks, config.sliding_window)
     program = lower(streamed, weight_names(spec))
     kernels = choose_kernels(spec, program, machine, dtype, config.quantization, config.ops_force)
-    if (
-        kernels.name is None and dtypes is None and config.ops_force is None
-    ):  # torch may compute in another type
+    if kernels.name is None and dtypes is None and config.ops_force is None:
+        # Torch may compute in another type than the kernels, which refuse this model.
         dtype, reasons["dtype"] = dtype_in(dtype_info(machine, "torch"))
         kernels = choose_kernels(spec, program, machine, dtype, config.quantization, None)
     native, reasons["kernels"] = kernels.name is not None, kernels.reason
