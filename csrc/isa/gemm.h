@@ -215,7 +215,7 @@ static void sweep(const GemmArgs<typename Product::Element>& g) {
 template <typename Product>
 static void gemm(const GemmArgs<typename Product::Element>& g) {
 #if defined(__AVX512F__)
-    if (g.rows == 1) return stream<Product, 1, 1, 4, 32>(g);
+    if (g.rows == 1) return stream<Product, 1, 1, 4, kOnIntel ? 32 : kAskNothing>(g);  // AMD's CPUs are slower for it
     if (g.rows <= 6) return stream<Product, 2, 6, 4, 32>(g);
     if (g.rows <= 12) return stream<Product, 7, 12, 2, 96>(g);
     if (g.rows <= 24 || g.panels <= 2) return sweep<Product, 6, 12, 2>(g);  // many threads: blocks of two panels
